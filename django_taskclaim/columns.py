@@ -225,12 +225,7 @@ class SourceLink(NamedTuple):
         return tuple(getattr(row, field.attname) for field in self.own)
 
     def alias_beside(self, alias: str) -> str:
-        """Return the database of the sources of companions on the database *alias*.
-
-        The one that ``SourceKey(using=…)`` names, else the one that the router writes the source model to.
-        """
-        if chosen := getattr(self.field, "using", None):
-            return str(chosen)
+        """Return the database that the router writes the sources to, of companions on the database *alias*."""
         hint = self.companion()
         hint._state.db = alias
         return router.db_for_write(self.source, instance=hint)

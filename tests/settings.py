@@ -109,6 +109,8 @@ if os.environ.get("TASKCLAIM_TEST_PAGES") == "":
     PAGES = ("admin_actions", "admin", "sessions", "messages", "staticfiles")
     INSTALLED_APPS = [app for app in INSTALLED_APPS if app.rpartition(".")[2] not in PAGES]
 
+DATABASE_ROUTERS = ["tests.companions.app.routers.FarAway"]
+
 LOGIN_URL = "login"
 # What makes passwords safe takes most of the time of a test that makes users.
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

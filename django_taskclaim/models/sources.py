@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self
 from django.db import models
 from django.db.models.fields import AutoFieldMixin
 from django.db.models.fields.related import lazy_related_operation
-from django.db.models.fields.related_descriptors import ForwardManyToOneDescriptor
 
 from django_taskclaim.companions import CompanionManager
 from django_taskclaim.fields import AnyField
@@ -31,28 +30,18 @@ class SourceMixin(ClaimBase):
         abstract = True
 
 
-class _SourceDescriptor(ForwardManyToOneDescriptor):
-    """``row.source``, loaded from the database that the field names, if it names one."""
-
-    def get_queryset(self, **hints: Any) -> Any:
-        sources = super().get_queryset(**hints)
-        return sources.using(self.field.using) if self.field.using else sources
-
-
 class SourceKey(models.ForeignObject):
     """The link to a source with a composite key, or on another database: the companion copies the key's columns.
 
     They are called ``source_<column>``, without constraint or cascade, and unique together. ``row.source`` loads
-    the source as over a foreign key; where both tables are on one database, filters may join over it. *using* names
-    the database of the source where no router says so.
+    the source as over a foreign key, from the database that the router names; where both tables are on one database,
+    filters may join over it.
     """
 
-    forward_related_accessor_class = _SourceDescriptor
     # A primary key is unique, which Django's check does not see of a composite one.
     requires_unique_target = False
 
-    def __init__(self, to: Any, *, using: str | None = None, **kwargs: Any) -> None:
-        self.using = using
+    def __init__(self, to: Any, **kwargs: Any) -> None:
         usual: dict[str, Any] = {"on_delete": models.DO_NOTHING, "from_fields": (), "to_fields": ()}
         super().__init__(to, **(usual | {"related_name": "+", "editable": False} | kwargs))
 

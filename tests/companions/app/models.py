@@ -73,7 +73,7 @@ class FarPage(models.Model):
 
 
 class FarTask(SourceMixin, TaskMixin):
-    source = SourceKey(FarPage, using="other")
+    source = SourceKey(FarPage)
     title = models.CharField(max_length=100, default="")
 
     class Meta:
