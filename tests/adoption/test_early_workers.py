@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.once, pytest.mark.django_db(transaction=True)]
 
 
 def test_a_worker_works_only_once_the_migrations_have_run(project: Project, parcel: Any) -> None:
-    """Exit code 1, so that whatever supervises it starts it again."""
+    """Exit code 1, so that its supervisor starts it again."""
     project.adopt("adoption.Parcel")
     drain = ("claimworker", "adoption.Parcel", "--in-process", "--drain")
     with pytest.raises(
