@@ -20,12 +20,13 @@ from django_taskclaim.db import DatabaseLater, DatabaseNow, dialect_for
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import as_utc
 from django_taskclaim.handlers import handler_for, models_with_handler
-from django_taskclaim.limits import Refusal, closed_hours, limits_by, note_stored
+from django_taskclaim.limits import ModelLimits, Refusal, closed_hours, limits_by, note_stored
 from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE
 from django_taskclaim.tables import (
     EVERY_MODEL,
     OVERRIDES,
     Switch,
+    own_scopes,
     scope_of,
     scopes_over,
     stop_scopes,
@@ -193,7 +194,8 @@ class Stops(NamedTuple):
     pauses: list[Switch]
     #: The stop that ends by itself and holds for everyone.
     throttle: Switch | None
-    #: The hours that are over.
+    #: What all who claim keep to together, and the hours that are over.
+    limits: list[ModelLimits]
     closed: Refusal | None
 
 
@@ -206,21 +208,25 @@ def stops_of(model: type[models.Model], *, using: str | None = None) -> Stops:
     rows: Any = Switch.objects.using(using).filter(scope__in=stop_scopes(model))
     found: dict[str, Any] = {row.scope: row for row in rows.annotate(now=DatabaseNow())}
     note_stored(model, using, found)
-    stops = {
-        scope: row
-        for scope, row in found.items()
-        if row.paused_at is not None and (row.until is None or row.until > row.now)
-    }
-    throttles = [stops.pop(throttle_scope(scope), None) for scope in scopes_over(model)]
-    limits = limits_by(model, found)
     now = next((as_utc(row.now) for row in found.values()), None)
-    if now is None and any(one.hours for one in limits):
+    if now is None and any(one.hours for one in limits_by(model, found)):
         now = dialect_for(connections[using]).current_time()
+    return stops_among(found, model, now)
+
+
+def stops_among(
+    switches: dict[str, Switch], model: type[models.Model], now: datetime | None
+) -> Stops:
+    """Return what of *switches* stops claims of *model* at the moment *now*; without one no hours are over."""
+    off = {scope: row for scope, row in switches.items() if now and row.is_off(now)}
+    throttles = [off[scope] for one in own_scopes(model) if (scope := throttle_scope(one)) in off]
+    limits = limits_by(model, switches)
     return Stops(
-        found.get(scope_of(model)) or Switch(),
-        [stops[scope] for scope in scopes_over(model) if scope in stops],
-        max(filter(None, throttles), key=lambda row: as_utc(row.until), default=None),
-        None if now is None else closed_hours(limits, now),
+        own=switches.get(scope_of(model)) or Switch(),
+        pauses=[off[scope] for scope in scopes_over(model) if scope in off],
+        throttle=max(throttles, key=lambda row: as_utc(row.until), default=None),
+        limits=limits,
+        closed=closed_hours(limits, now) if now else None,
     )
 
 

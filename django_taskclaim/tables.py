@@ -1,6 +1,6 @@
 """The tables of this app, and the scopes of the switch. They live on every database that holds a claimable model."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.apps import apps
@@ -9,7 +9,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_taskclaim.columns import claim_columns, memoized
-from django_taskclaim.fields import CounterField, ErrorClassField, HolderField, MomentField
+from django_taskclaim.fields import CounterField, ErrorClassField, HolderField, MomentField, as_utc
 
 if apps.apps_ready and not apps.is_installed("django_taskclaim"):
     raise ImproperlyConfigured(
@@ -103,6 +103,10 @@ class Switch(models.Model):
         """What replaces options of the handler, by name."""
         values = {name: getattr(self, name) for name in OVERRIDES}
         return {name: value for name, value in values.items() if value is not None}
+
+    def is_off(self, now: datetime) -> bool:
+        """Whether a stop, a person's or a throttle, is in force at that moment of the database's clock."""
+        return self.paused_at is not None and (self.until is None or as_utc(self.until) > now)
 
     @property
     def limits_claims(self) -> bool:

@@ -3,40 +3,25 @@
 Everything here is read without locks, by the database's own clock, and may be a moment old when it is shown.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections, models
 from django.db.models import Count, Min, Q
-from django.db.models.functions import Substr
 
-from django_taskclaim.columns import (
-    ClaimColumns,
-    claim_columns,
-    has_ranges,
-    is_companion,
-    key_text,
-    source_link,
-)
+from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.db import dialect_for
-from django_taskclaim.error_text import one_line
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, as_utc
-from django_taskclaim.formatting import with_source
-from django_taskclaim.limits import ModelLimits, closed_hours, limits_by
+from django_taskclaim.limits import ModelLimits
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.monitoring.counts import MOST, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.scope import is_due, is_expired, is_running, never_waited
 from django_taskclaim.states import WORKER_MARK, Status
-from django_taskclaim.tables import (
-    own_scopes,
-    scope_of,
-    scopes_over,
-    stop_scopes,
-    throttle_scope,
-)
+from django_taskclaim.switch import Stops, stops_among
+from django_taskclaim.tables import scope_of, stop_scopes
 
 #: Workers report every 5 s; one that missed three reports counts as gone.
 ALIVE_WITHIN = timedelta(seconds=20)
@@ -148,9 +133,8 @@ def _facts(
     known = workers(alias, now)
     for model in of:
         counts = count_rows(model, alias, exact=exact)
-        limits = limits_by(model, switches)
-        pauses = (switches.get(scope) for scope in scopes_over(model))
-        pause = next((one for one in pauses if one and _holds(one, now)), None)
+        stops = stops_among(switches, model, now)
+        pause = next(iter(stops.pauses), None)
         running = counts.progress.processing if pause else 0
         yield {
             "model": model,
@@ -160,8 +144,8 @@ def _facts(
             "estimated": counts.estimated,
             "pause": pause,
             "is_finishing": running > 0 and _workers_hold(model, alias),
-            "throttles": _throttles(model, switches, holding, limits, now),
-            "limits": limits,
+            "throttles": _throttles(scope_of(model), holding, stops),
+            "limits": stops.limits,
             "switch": switches.get(scope_of(model)),
             "workers": [worker for worker in known if worker.serves(model)],
         }
@@ -174,27 +158,13 @@ def _workers_hold(model: type[models.Model], alias: str) -> bool:
     return rows.filter(is_running(columns), **mark).exists()
 
 
-def _holds(switch: Switch, now: datetime) -> bool:
-    """Say whether a stored stop is in force."""
-    return switch.paused_at is not None and (switch.until is None or as_utc(switch.until) > now)
-
-
-def _throttles(
-    model: type[models.Model],
-    switches: Mapping[str, Switch],
-    holding: Sequence[Throttle],
-    limits: Sequence[ModelLimits],
-    now: datetime,
-) -> list[Throttle]:
+def _throttles(label: str, holding: Sequence[Throttle], stops: Stops) -> list[Throttle]:
     """Return the automatic stops in force, those of everyone among them whether a worker is alive or not."""
-    label = scope_of(model)
     found = [one for one in holding if one.label == label]
-    for scope in own_scopes(model):
-        stop = switches.get(throttle_scope(scope))
-        if stop is not None and stop.until is not None and _holds(stop, now):
-            facts = {"source": stop.by or EVERYONE, "reason": stop.reason, "until": stop.until}
-            found.append(Throttle(process=EVERYONE, label=label, **facts))
-    closed = closed_hours(limits, now)
+    stop, closed = stops.throttle, stops.closed
+    if stop is not None and stop.until is not None:
+        facts = {"source": stop.by or EVERYONE, "reason": stop.reason, "until": stop.until}
+        found.append(Throttle(process=EVERYONE, label=label, **facts))
     if closed is not None and closed.until is not None:
         facts = {"source": "hours", "reason": f"outside the hours {closed.limits.hours}"}
         found.append(Throttle(process=EVERYONE, label=label, until=closed.until, **facts))
@@ -207,37 +177,6 @@ def throttles_by_source(seen: Summary) -> dict[str, list[Throttle]]:
     for throttle in seen.throttles:
         found.setdefault(throttle.source, []).append(throttle)
     return found
-
-
-def last_errors(seen: Overview, most: int) -> list[str]:
-    """Return, a line each, what tries of rows ended with that failed or are to be tried again, the latest last.
-
-    Among very many failed rows, and among open ones, those that the claim index has last stand for the latest. The
-    line names the row, and the source of a companion.
-    """
-    columns = claim_columns(seen.model)
-    if columns.error_class is None or columns.last_error is None:
-        return []
-    rows: Any = ClaimQuerySet(seen.model, using=seen.alias)
-    behind = backwards(columns)
-    when = behind if Status.FAILED in seen.estimated else [f"-{columns.claimed_at.name}"]
-    link = source_link(seen.model).own if is_companion(seen.model) else ()
-    source = [field.attname for field in link]
-    facts = ("pk", columns.error_class.name, Substr(columns.last_error.name, 1, 200), *source)
-    found = [
-        *rows.failed().order_by(*when).values_list(*facts)[:most],
-        *rows.open().order_by(*behind).values_list(*facts)[:most],
-    ]
-    return [
-        f"{with_source(str(pk), key_text(of))}: {one_line(error or '', text or '')}"
-        for pk, error, text, *of in reversed(found)
-        if error or text
-    ]
-
-
-def backwards(columns: ClaimColumns) -> list[str]:
-    """Return the order of the claim index from its end on."""
-    return [name[1:] if name[0] == "-" else f"-{name}" for name in columns.order]
 
 
 def database_time(alias: str) -> datetime:

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,13 +10,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import Error, connections, models
-from django.db.models.functions import Substr
 from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
-from django_taskclaim.columns import claim_columns, is_companion, key_text, source_link
-from django_taskclaim.fields import as_utc
-from django_taskclaim.monitoring.overview import backwards
+from django_taskclaim.columns import claim_columns, is_companion
+from django_taskclaim.monitoring.errors import LENGTH, TriedRow, backwards, tried_rows
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.states import Status
 
@@ -26,9 +25,6 @@ MOST = 2_000
 
 #: To be read, each part of all failed rows may take so long.
 READING_LIMIT = timedelta(seconds=20)
-
-#: Of each message so much is read; what is cut ends with "…".
-LENGTH = 300
 
 #: Groups shown, and samples linked of each.
 GROUPS, SAMPLES = 12, 3
@@ -82,27 +78,16 @@ def group_id(error: str, message: str) -> str:
     return hashlib.sha256(f"{error}\n{message}".encode("utf-8", "replace")).hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """One failed row, as much of it as grouping needs."""
+def group_of(row: TriedRow) -> str:
+    """Return the ``group_id`` of a row."""
+    return group_id(row.error, normalised(row.text))
 
-    key: Any
-    error: str
-    text: str
-    tried_at: datetime | None
-    #: The key of a companion's source, as people read it.
-    source: str = ""
 
-    @property
-    def name(self) -> str:
-        """The key, and that of a companion's source, which is what people look for."""
-        if not self.source or self.source == str(self.key):
-            return str(self.key)
-        return _("%(key)s (source %(source)s)") % {"key": self.key, "source": self.source}
-
-    @property
-    def group(self) -> str:
-        return group_id(self.error, normalised(self.text))
+def name_of(row: TriedRow) -> str:
+    """Return the key, and that of a companion's source, which is what people look for."""
+    if not row.source or row.source == str(row.key):
+        return str(row.key)
+    return _("%(key)s (source %(source)s)") % {"key": row.key, "source": row.source}
 
 
 @dataclass(slots=True)
@@ -114,7 +99,7 @@ class Group:
     hour: int = 0
     day: int = 0
     #: The rows that were found, the latest first.
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[TriedRow] = field(default_factory=list)
 
     @property
     def id(self) -> str:
@@ -136,7 +121,7 @@ class Group:
         return len(self.failures)
 
     @property
-    def samples(self) -> list[Failure]:
+    def samples(self) -> list[TriedRow]:
         return self.failures[:SAMPLES]
 
 
@@ -156,10 +141,10 @@ def sample(rows: Rows, now: datetime) -> Sample:
     No index knows when rows failed. At the end of the claim index are the rows that waited last and, of rows that
     never waited, the last keys.
     """
-    found = list(_failed(rows).order_by(*backwards(claim_columns(rows.model)))[: MOST + 1])
-    failures = map(_failure, found[:MOST])
+    behind = backwards(claim_columns(rows.model))
+    found = list(tried_rows(_failed(rows).order_by(*behind), MOST + 1))
     groups: dict[tuple[str, str], Group] = {}
-    for failure in sorted(failures, key=lambda one: one.tried_at or _LONG_AGO, reverse=True):
+    for failure in sorted(found[:MOST], key=lambda one: one.tried_at or _LONG_AGO, reverse=True):
         kind = failure.error, normalised(failure.text)
         group = groups.setdefault(kind, Group(*kind))
         group.failures.append(failure)
@@ -170,12 +155,12 @@ def sample(rows: Rows, now: datetime) -> Sample:
     return Sample(largest, min(len(found), MOST), capped=len(found) > MOST)
 
 
-def failed_rows(rows: Rows, size: int) -> Iterator[list[Failure]]:
+def failed_rows(rows: Rows, size: int) -> Iterator[list[TriedRow]]:
     """Yield the failed ones of *rows* in the order of their keys, *size* at a time."""
     left = _failed(rows).order_by("pk")
     while True:
         with server_for(connections[rows.db]).time_limit(READING_LIMIT):
-            part = [_failure(row) for row in left[:size]]
+            part = list(tried_rows(left, size))
         if not part:
             return
         yield part
@@ -191,36 +176,15 @@ def keys_like(rows: Rows, group: Group, size: int) -> Iterator[list[Any]]:
     if columns.last_error is not None and (begins := _SIGNS.split(group.message)[0]):
         rows = rows.filter(**{f"{columns.last_error.name}__contains": begins})
     for part in failed_rows(rows, size):
-        yield [failure.key for failure in part if failure.group == group.id]
+        yield [failure.key for failure in part if group_of(failure) == group.id]
 
 
-def _failed(rows: Rows) -> Any:
-    columns = claim_columns(rows.model)
-    failed = rows.filter(**{columns.status.name: Status.FAILED})
-    none = models.Value("")
-    error: Any = none if columns.error_class is None else columns.error_class.name
-    text = none if columns.last_error is None else Substr(columns.last_error.name, 1, LENGTH + 1)
-    link = source_link(rows.model).own if is_companion(rows.model) else ()
-    source = [field.attname for field in link]
-    return failed.order_by().values_list("pk", columns.claimed_at.name, error, text, *source)
-
-
-def _failure(row: tuple[Any, ...]) -> Failure:
-    key, at, error, text, *source = row
-    tried_at = None if at is None else as_utc(at)
-    text = text or ""
-    shown = text if len(text) <= LENGTH else f"{text[:LENGTH]}…"
-    return Failure(key, error or "", shown, tried_at, key_text(source))
+def _failed(rows: Rows) -> Rows:
+    """Return the failed ones of *rows*, in no order."""
+    return rows.filter(**{claim_columns(rows.model).status.name: Status.FAILED}).order_by()
 
 
 # A file for a spreadsheet, sent while it is read
-
-
-class _Echo:
-    """What ``csv.writer`` writes to comes back as the value of the call."""
-
-    def write(self, line: str) -> str:
-        return line
 
 
 def exported(rows: Rows, group: str = "") -> Iterator[str]:
@@ -228,27 +192,31 @@ def exported(rows: Rows, group: str = "") -> Iterator[str]:
     # Said now: a server may send the lines once the language of the request is no longer that of its thread.
     source = [_("source")] if is_companion(rows.model) else []
     head = [_("key"), *source, _("error"), _("message"), _("last tried at (UTC)")]
-    return _csv_lines(rows, group, head, [_("Not complete: the database did not answer in time.")])
+    return _csv_parts(rows, group, head, _("Not complete: the database did not answer in time."))
 
 
-def _csv_lines(rows: Rows, group: str, head: list[str], broken_off: list[str]) -> Iterator[str]:
-    writer: Any = csv.writer(_Echo())
+def _csv_parts(rows: Rows, group: str, head: list[str], broken_off: str) -> Iterator[str]:
     # Spreadsheets take a file without this mark for one in the system's own encoding.
-    yield "\ufeff" + writer.writerow(head)
+    yield "\ufeff" + _csv([head])
+    with_source = is_companion(rows.model)
     try:
         for part in failed_rows(rows, int(conf.setting("CHUNK_SIZE"))):
-            wanted = [failure for failure in part if not group or failure.group == group]
-            cells = (_cells(failure, with_source=is_companion(rows.model)) for failure in wanted)
-            yield "".join(map(writer.writerow, cells))
+            wanted = [row for row in part if not group or group_of(row) == group]
+            yield _csv([_cells(row, with_source=with_source) for row in wanted])
     except Error:
-        yield writer.writerow(broken_off)
+        yield _csv([[broken_off]])
 
 
-def _cells(failure: Failure, *, with_source: bool) -> list[str]:
-    source = [failure.source] if with_source else []
-    tried = failure.tried_at.isoformat(" ", "seconds") if failure.tried_at is not None else ""
-    texts = (failure.key, *source, failure.error, failure.text)
-    return [*(_harmless(str(text)) for text in texts), tried]
+def _csv(lines: list[list[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerows(lines)
+    return text.getvalue()
+
+
+def _cells(row: TriedRow, *, with_source: bool) -> list[str]:
+    tried = row.tried_at.isoformat(" ", "seconds") if row.tried_at is not None else ""
+    texts = [str(row.key), *[row.source] * with_source, row.error, row.text]
+    return [*map(_harmless, texts), tried]
 
 
 #: Where a cell may begin for a spreadsheet with any separator, and what makes a formula there.

@@ -36,6 +36,7 @@ from django_taskclaim.admin.control_room.failures import (
     Group,
     exported,
     keys_like,
+    name_of,
     sample,
 )
 from django_taskclaim.admin.control_room.forms import FIRST, ReasonForm, RetryForm, SettingsForm
@@ -253,7 +254,7 @@ class Page:
 
     def _failure(self, group: Group) -> dict[str, Any]:
         urls = {name: self.url(name, group=group.id) for name in ("retry", "export")}
-        samples = [(row.name, self.row_url(row.key)) for row in group.samples]
+        samples = [(name_of(row), self.row_url(row.key)) for row in group.samples]
         return {"group": group, "samples": samples, "url": urls}
 
     # What a person can do

@@ -34,10 +34,10 @@ from django_taskclaim.management.base import (
 )
 from django_taskclaim.management.figures import FIGURES, Condition, Speed, conditions, figures_of
 from django_taskclaim.models import WorkerProcess
+from django_taskclaim.monitoring.errors import last_errors
 from django_taskclaim.monitoring.overview import (
     Overview,
     created_column,
-    last_errors,
     overview,
 )
 from django_taskclaim.monitoring.server import server_for
