@@ -5,10 +5,8 @@ bare method and knows integer keys only, so the addresses are made here, and eac
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from django import forms
@@ -27,12 +25,12 @@ from django.utils.translation import gettext_lazy
 
 from django_taskclaim import conf
 from django_taskclaim.admin.confirming import CONFIRMED, Answer, Crumb, confirm
-from django_taskclaim.admin.display import STATES, RowFacts, holder_text
+from django_taskclaim.admin.display import STATES, Look, RowFacts, holder_text
 from django_taskclaim.admin.permissions import Admin, OperatePermission, may_view, row_permission
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import in_no_transaction
-from django_taskclaim.control.actions import LOSE, NAMED, ROW_ACTIONS, Action
+from django_taskclaim.control.actions import LOSE, NAMED, PAUSE, RESUME, ROW_ACTIONS, Action
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
@@ -40,6 +38,7 @@ from django_taskclaim.models import Switch
 from django_taskclaim.monitoring.counts import MOST
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
+from django_taskclaim.states import Status
 from django_taskclaim.tables import scope_of
 from django_taskclaim.templatetags.taskclaim_admin import number
 
@@ -56,6 +55,9 @@ SENT = ("action", "index", "select_across", ACTION_CHECKBOX_NAME)
 #: What Django's admin keeps the filters of a list under.
 FILTERS_KEPT = "_changelist_filters"
 
+#: So many rows are described one by one before something is done to them.
+FEW = 5
+
 #: The form field that says which claim of the row the page has shown.
 SHOWN = "taskclaim_shown"
 
@@ -64,35 +66,26 @@ class ActionForm(forms.Form):
     """Which rows an action shall change that it leaves alone unless they are named, and why."""
 
     running = forms.BooleanField(
-        label=gettext_lazy("Take running rows from their holders, too"),
-        required=False,
-        help_text=LOSE,
+        label=gettext_lazy("Take running rows from their holders"),
+        error_messages={"required": gettext_lazy("Tick this, or they stay with their holders.")},
     )
-    complete = forms.BooleanField(
-        label=gettext_lazy("Include rows that are complete"), required=False
-    )
+    complete = forms.BooleanField(label=gettext_lazy("Include rows that are complete"))
     reason = forms.CharField(
         label=gettext_lazy("Reason"),
-        required=False,
         max_length=500,
         help_text=gettext_lazy("For everybody who looks later; it is kept in the record."),
     )
 
-    def __init__(self, *args: Any, action: Action, holder: str | None = None, **options: Any):
-        """For a single row *holder* is who has it, if anybody; then a box must be ticked to take it away."""
+    def __init__(self, *args: Any, action: Action, states: Collection[str], **options: Any):
+        """*states* are those of the rows; nothing is asked about others."""
         super().__init__(*args, **options)
-        if action.stores_reason:
-            self.fields["reason"].required = True
-            self.fields["reason"].help_text = _("It is stored as the error of each row.")
-        for name in NAMED.values():
-            if name not in action.named or holder is not None:
+        for state, name in NAMED.items():
+            self.fields[name].required = state in action.states
+            if state not in states or not action.takes(state):
                 del self.fields[name]
-        if holder:
-            box = forms.BooleanField(
-                label=_("Take the row from %(holder)s") % {"holder": holder},
-                error_messages={"required": _("Tick this, or the row stays with its holder.")},
-            )
-            self.fields = {"running": box, **self.fields}
+        self.fields["reason"].required = action.stores_reason
+        if action.stores_reason:
+            self.fields["reason"].help_text = _("It is stored as the error of each row.")
 
 
 class ClaimActions(OperatePermission):
@@ -157,14 +150,11 @@ class ClaimActions(OperatePermission):
                 }
 
     def claim_model_buttons(self, request: HttpRequest, pauses: Iterable[Switch]) -> Buttons:
-        """Yield the buttons that lead to the control room of the model, and to its switch."""
+        """Yield the buttons that lead to the switch of the model, and to its control room."""
         if self.has_operate_permission(request):
             own = any(pause.scope == scope_of(self.model) for pause in pauses)
-            label = _("Resume claiming") if own else _("Pause claiming")
-            yield {
-                "title": label,
-                "path": self.claim_address(f"control_{'resume' if own else 'pause'}"),
-            }
+            turn = RESUME if own else PAUSE
+            yield {"title": turn.label, "path": self.claim_address(f"control_{turn.name}")}
         if may_view(request, self.model, model_admin=self):
             yield {"title": _("Control room"), "path": self.claim_address("control")}
 
@@ -182,181 +172,89 @@ class ClaimActions(OperatePermission):
             raise Http404
         if object_id is None:
             rows = action.chosen(claims_of(self.get_queryset(request)))
-            return self.ask_about_list(request, action, rows)
+            return self.claim_act(request, action, rows)
         row = self.get_object(request, unquote(object_id))
         if row is None:
             raise Http404(_("There is no such row."))
-        return self.ask_about_row(request, action, row)
-
-    def ask_about_row(
-        self, request: HttpRequest, action: Action, row: models.Model
-    ) -> HttpResponseBase:
-        """Ask, then act on the row if it is still as the page has shown it."""
         facts, columns = RowFacts(row), claim_columns(type(row))
-        page = self.claim_address("change", quote(row.pk))
-        back = self.claim_list_address(request) if FILTERS_KEPT in request.GET else page
-        holder = holder_text(facts.holder) if facts.is_held else ""
-        words = {"action": action.row_label, "row": Truncator(str(row)).chars(60), "who": holder}
         shown = (row.pk, facts.status, facts.iteration, facts.holder, action.slug)
-        warning = _("%(who)s is working on this row and will lose it.") if holder else ""
-        initial = {"reason": request.POST.get("reason", "")}
+        # What changes the row after it was read keeps it from the action.
+        as_read = {columns.status.name: facts.status, columns.iteration.name: facts.iteration}
+        rows = ClaimQuerySet(type(row), using=Look.at(row).alias).filter(pk=row.pk, **as_read)
+        return self.claim_act(request, action, rows, row=row, hidden={SHOWN: [repr(shown)]})
 
-        def run(answer: Answer) -> HttpResponseBase:
-            named = NAMED.get(facts.status, "")
-            run_action(
-                request,
-                action,
-                claims_of(self.get_queryset(request)),
-                model_admin=self,
-                keys=[[row.pk]],
-                # What changes the row after it was read keeps it from the action.
-                as_read={
-                    columns.status.name: facts.status,
-                    columns.iteration.name: facts.iteration,
-                },
-                named=[named] if named in action.named else [],
-                reason=answer["reason"],
-                key=str(row.pk),
-            )
-            return HttpResponseRedirect(back)
-
-        return confirm(
-            request,
-            allowed=self.has_operate_permission(request, row),
-            title=_("%(action)s: %(row)s") % words,
-            sentence=str(action.sentence),
-            warning=warning % words,
-            facts=lambda: [_("The row is %(state)s.") % {"state": STATES[facts.kind]}],
-            form=partial(ActionForm, action=action, holder=holder, initial=initial),
-            hidden={SHOWN: [repr(shown)]},
-            run=run,
-            button=str(action.row_label),
-            danger=bool(holder) or action.stores_reason,
-            back=back,
-            crumbs=[*self.claim_crumbs(request), Crumb(str(words["row"]), page)],
-            site=self.admin_site,
-        )
-
-    def ask_about_list(
+    def claim_act(
         self,
         request: HttpRequest,
         action: Action,
         rows: Rows,
+        *,
+        row: models.Model | None = None,
         hidden: Mapping[str, list[str]] | None = None,
     ) -> HttpResponseBase:
-        """Show which rows are chosen, and act once the page is answered."""
+        """Ask, then act on *rows*, or on the one *row*; where a request has no time for all, the same page follows.
+
+        *hidden* is how they were chosen, or what the page has shown of them, see ``confirm``.
+        """
+        back, crumbs = self.claim_list_address(request), self.claim_crumbs(request)
+        if row is not None:
+            page = self.claim_address("change", quote(row.pk))
+            crumbs.append(Crumb(Truncator(str(row)).chars(60), page))
+            back = back if FILTERS_KEPT in request.GET else page
+        facts, states = describe_rows(request, rows)
+        takes = action.takes(Status.PROCESSING) and Status.PROCESSING in states
+
+        def run(answer: Answer) -> HttpResponseBase:
+            over = run_action(
+                request,
+                action,
+                rows,
+                model_admin=self,
+                keys=None if row is None else [[row.pk]],
+                named=[name for name in action.named if answer.get(name)],
+                reason=answer["reason"],
+            )
+            return HttpResponseRedirect(back if over else request.get_full_path())
+
         return confirm(
             request,
-            allowed=self.has_operate_permission(request),
-            title=str(action.label).rstrip("…"),
+            allowed=self.has_operate_permission(request, row),
+            title=str(action.label if row is None else action.row_label).rstrip("…"),
             sentence=str(action.sentence),
-            warning=str(action.warning),
-            facts=lambda: [describe_rows(rows)],
-            form=partial(ActionForm, action=action),
+            warning=str(LOSE) if takes else "",
+            facts=facts,
+            form=partial(ActionForm, action=action, states=states),
             hidden=hidden,
-            run=partial(self.run_on_list, request, action, rows),
-            danger=action.confirm,
-            back=self.claim_list_address(request),
-            crumbs=self.claim_crumbs(request),
+            run=run,
+            danger=takes or action.stores_reason,
+            back=back,
+            crumbs=crumbs,
             site=self.admin_site,
         )
 
-    def run_on_list(
-        self, request: HttpRequest, action: Action, rows: Rows, answer: Answer
-    ) -> HttpResponseBase:
-        """Act on as many rows as a request has time for; where there are more, the same page follows."""
-        named = [name for name in NAMED.values() if answer.get(name)]
-        reason = answer.get("reason", "")
-        is_over = run_action(request, action, rows, model_admin=self, named=named, reason=reason)
-        back = self.claim_list_address(request) if is_over else request.get_full_path()
-        return HttpResponseRedirect(back)
 
-
-def _as_method(action: Action) -> Callable[..., HttpResponseBase]:
+def _of_list(action: Action) -> Callable[..., HttpResponseBase | None]:
     """Return the action as Django's list of actions calls it."""
     label: Any = action.label
 
-    @admin.action(permissions=[action.permission], description=label)
-    def run(model_admin: ClaimActions, request: HttpRequest, queryset: Any) -> HttpResponseBase:
-        asks = action.confirm or request.POST.get("select_across") == "1"
-        if not asks and CONFIRMED not in request.POST:
-            return model_admin.run_on_list(request, action, claims_of(queryset), {})
-        hidden = {name: request.POST.getlist(name) for name in SENT}
-        return model_admin.ask_about_list(request, action, claims_of(queryset), hidden)
+    @admin.action(permissions=["operate"], description=label)
+    def run(model_admin: ClaimActions, request: HttpRequest, rows: Any) -> HttpResponseBase | None:
+        sent = {name: request.POST.getlist(name) for name in SENT}
+        asks = action.confirm or sent["select_across"] == ["1"]
+        if asks or CONFIRMED in request.POST:
+            return model_admin.claim_act(request, action, claims_of(rows), hidden=sent)
+        run_action(request, action, claims_of(rows), model_admin=model_admin)
+        return None
 
     run.__name__ = f"claim_{action.slug.replace('-', '_')}"
     return run
 
 
-#: The actions of the list, by their names in ``ModelAdmin.actions``.
-CLAIM_ACTIONS = {method.__name__: method for method in map(_as_method, ROW_ACTIONS)}
-for _name, _method in CLAIM_ACTIONS.items():
-    setattr(ClaimActions, _name, _method)
-
-
-def describe_rows(rows: Rows) -> str:
-    """Say how many rows there are, and in which states where that is quickly counted."""
-    states = states_of(rows)
-    if states.total() > MOST:
-        return _("More than %(number)s rows") % {"number": number(MOST)}
-    return ", ".join([f"{number(states[one])} {STATES[one]}" for one in STATES if states[one]])
+#: The actions of the list.
+CLAIM_ACTIONS = [_of_list(action) for action in ROW_ACTIONS]
 
 
 # Acting
-
-
-@dataclass(slots=True)
-class Result:
-    """What one request has done with an action."""
-
-    #: Rows that were changed, part by part.
-    changed: list[int] = field(default_factory=list)
-    #: Rows that it came to, and those that it left alone, by why.
-    met: int = 0
-    left: Counter[str] = field(default_factory=Counter)
-    trouble: str = ""
-    is_over: bool = True
-
-    def progress(self, number: int) -> None:
-        """Take in how many rows of the part have been changed so far."""
-        self.changed[-1] = number
-
-    def leave_others(self, rows: Rows, chosen: Rows) -> None:
-        """Count the rows that are in states which the action leaves alone, where that is quickly done."""
-        if (states := states_of(rows)).total() <= MOST:
-            others = states - states_of(chosen)
-            self.left.update({str(STATES[state]): n for state, n in sorted(others.items())})
-            self.met = others.total()
-
-    def permitted(self, rows: Rows, may: Callable[[models.Model], bool]) -> list[Any]:
-        """Return the keys of those of *rows* that the user may act on; the others are left alone."""
-        found = list(rows)
-        keys = [row.pk for row in found if may(row)]
-        self.left[_("that you may not change")] += len(found) - len(keys)
-        return keys
-
-    def leave_refused(self, rows: Rows, errors: Mapping[Any, str]) -> None:
-        """Count those of *rows* that the database has refused to have written; *errors* are by their keys."""
-        # Another request may have met others at the same time.
-        for pk in rows.filter(pk__in=list(errors)).values_list("pk", flat=True):
-            why = _("that the database refuses to have written (%(error)s)")
-            self.left[why % {"error": errors[pk]}] += 1
-
-    def tell(self, request: HttpRequest, action: Action) -> None:
-        """Tell the user what was done, what was left alone and why, and whether there is more to do."""
-        changed = sum(self.changed)
-        level, text = messages.SUCCESS if changed else messages.WARNING, action.result(changed)
-        missed = self.met - changed - self.left.total()
-        self.left[_("that somebody else has locked or changed meanwhile")] += missed
-        reasons = [f"{number(count)} {why}" for why, count in self.left.items() if count > 0]
-        if self.trouble:
-            level, more = messages.ERROR, _("Then the database refused: %(error)s")
-        elif not self.is_over:
-            more = _("The time was up; press again for the rest.")
-        else:
-            more = _("Left alone: %(reasons)s.") if reasons else ""
-        text = f"{text} {more % {'error': self.trouble, 'reasons': ', '.join(reasons)}}"
-        messages.add_message(request, level, text.rstrip())
 
 
 def run_action(
@@ -366,56 +264,98 @@ def run_action(
     *,
     model_admin: Admin,
     keys: Iterable[list[Any]] | None = None,
-    as_read: Mapping[str, Any] = MappingProxyType({}),
-    named: Iterable[str] = (),
+    named: Collection[str] = (),
     reason: str = "",
-    key: str = "",
 ) -> bool:
     """Act on *rows* for as long as a request has time, record it, tell the user, and say whether it is over.
 
-    With *keys* only on those, and *as_read* only where columns still have these values. *named* are the states that the
-    user has named beside the action's own. *key* goes into the record where it was one row.
+    With *keys* only on those. *named* are the states that the user has named beside the action's own.
     """
-    result, began, may = Result(), clock(), row_permission(request, model_admin)
-    # No verb reaches rows through an aggregate.
-    plain = rows if rows.query.group_by is None else ClaimQuerySet(rows.model, using=rows.db)
-    chosen = action.chosen(rows, named, **as_read)
-    if keys is None:
-        result.leave_others(rows, chosen)
+    work = Work(action, rows, named, reason)
     try:
-        for part in keys_of(chosen) if keys is None else keys:
-            if result.changed and clock() - began >= SECONDS:
-                result.is_over = False
-                break
-            result.met += len(part)
-            if may is not None:
-                part = result.permitted(chosen.filter(pk__in=part), may)
-            result.changed.append(0)
-            permitted = action.chosen(plain.filter(pk__in=part), named, **as_read)
-            action.run(permitted, named=named, reason=reason, progress=result.progress)
+        work.do(work.keys() if keys is None else keys, row_permission(request, model_admin))
     except (Error, TaskClaimError) as error:
-        result.trouble = first_line(error)
+        work.trouble = first_line(error)
         if connections[rows.db].needs_rollback:
             # A transaction of the caller's, as with ATOMIC_REQUESTS: it will undo what was done.
-            result.changed = []
+            work.changed = []
     finally:
         # Also where an error of the project's own ends it, out of a permission that it asks for, say.
-        facts: dict[str, Any] = {"by": str(request.user), "user": request.user, "key": key}
-        facts |= {"rows": sum(result.changed), "reason": reason, "using": rows.db}
-        record_action(rows.model, action.name, **facts)
-    refused = refusals(rows.model, rows.db, since=began)
-    if refused and not result.trouble:
-        result.leave_refused(plain, {one.key: one.error for one in refused})
-    result.tell(request, action)
-    return result.is_over
+        who: dict[str, Any] = {"by": str(request.user), "user": request.user, "reason": reason}
+        changed = sum(work.changed)
+        record_action(rows.model, action.name, rows=changed, key=work.key, using=rows.db, **who)
+    messages.add_message(request, *work.message())
+    return work.is_over
 
 
-def keys_of(rows: Rows) -> Iterator[list[Any]]:
-    """Yield the keys of the rows in their order, a chunk at a time."""
-    left, size = rows.order_by("pk"), int(conf.setting("CHUNK_SIZE"))
-    while part := list(left.values_list("pk", flat=True)[:size]):
-        yield part
-        left = rows.order_by("pk").filter(pk__gt=part[-1])
+class Work:
+    """What one request does with an action: how many rows it has changed, and which it has left alone, and why."""
+
+    def __init__(self, action: Action, rows: Rows, named: Collection[str], reason: str) -> None:
+        self.action, self.named, self.reason = action, named, reason
+        self.rows, self.chosen = rows, action.chosen(rows, named)
+        #: Rows that were changed, chunk by chunk, and those that were left alone, by why.
+        self.changed: list[int] = []
+        self.left: Counter[str] = Counter()
+        #: The key of the row, where it was one.
+        self.key = ""
+        self.trouble = ""
+        self.is_over = True
+
+    def keys(self) -> Iterator[list[Any]]:
+        """Yield the keys of all rows that the action changes, in their order, a chunk at a time."""
+        # The others, where they are quickly counted.
+        if (states := states_of(self.rows)).total() <= MOST:
+            others = states - states_of(self.chosen)
+            self.left.update({str(STATES[state]): n for state, n in sorted(others.items())})
+        left, size = self.chosen.order_by("pk"), int(conf.setting("CHUNK_SIZE"))
+        while part := list(left.values_list("pk", flat=True)[:size]):
+            yield part
+            left = left.filter(pk__gt=part[-1])
+
+    def do(self, keys: Iterable[list[Any]], may: Callable[[models.Model], bool] | None) -> None:
+        """Act on the rows with these *keys* that the user *may* act on, until the time is up."""
+        began, model, alias = clock(), self.rows.model, self.rows.db
+        # No verb reaches rows through an aggregate.
+        grouped = self.rows.query.group_by is not None
+        plain = ClaimQuerySet(model, using=alias) if grouped else self.rows
+        for part in keys:
+            if self.changed and clock() - began >= SECONDS:
+                self.is_over = False
+                return
+            self.key = str(part[0]) if len(part) == 1 and not self.changed else ""
+            mine = part
+            if may is not None:
+                mine = [row.pk for row in self.chosen.filter(pk__in=part) if may(row)]
+            self.changed.append(0)
+            self.action.run(
+                self.action.chosen(plain.filter(pk__in=mine), self.named),
+                named=self.named,
+                reason=self.reason,
+                progress=partial(self.changed.__setitem__, -1),
+            )
+            errors = [one.error for one in refusals(model, alias, since=began) if one.key in mine]
+            refused = _("that the database refuses to have written (%(error)s)")
+            self.left.update(refused % {"error": error} for error in errors)
+            self.left[_("that you may not change")] += len(part) - len(mine)
+            missed = len(mine) - self.changed[-1] - len(errors)
+            self.left[_("that somebody else has locked or changed meanwhile")] += missed
+
+    def message(self) -> tuple[int, str]:
+        """Return what was done, what was left alone and why, and whether there is more to do; with its level."""
+        changed = sum(self.changed)
+        level, text = messages.SUCCESS if changed else messages.WARNING, self.action.result(changed)
+        reasons = ", ".join(f"{number(n)} {why}" for why, n in self.left.items() if n > 0)
+        if self.trouble:
+            level, more = messages.ERROR, _("Then the database refused: %(error)s")
+        elif not self.is_over:
+            more = _("The time was up; press again for the rest.")
+        else:
+            more = _("Left alone: %(reasons)s.") if reasons else ""
+        return level, f"{text} {more % {'error': self.trouble, 'reasons': reasons}}".rstrip()
+
+
+# Rows as the user sees them
 
 
 def claims_of(rows: models.QuerySet[models.Model]) -> Rows:
@@ -432,3 +372,28 @@ def states_of(rows: models.QuerySet[models.Model]) -> Counter[str]:
     """Count the states of the rows, of MOST + 1 at most."""
     status = claim_columns(rows.model).status.name
     return Counter(rows.order_by().values_list(status, flat=True)[: MOST + 1])
+
+
+def describe_rows(request: HttpRequest, rows: Rows) -> tuple[list[str], Collection[str]]:
+    """Say which rows they are where they are few, else how many in which states; with the states that they may have."""
+    few = list(rows[: FEW + 1])
+    if len(few) <= FEW:
+        Look(rows.db, request, few)
+        facts = [describe_row(row) for row in few] or [_("There are none.")]
+        return facts, {RowFacts(row).status for row in few}
+    states = states_of(rows)
+    if states.total() > MOST:
+        return [_("More than %(number)s rows") % {"number": number(MOST)}], list(Status)
+    return [
+        ", ".join(f"{number(states[one])} {STATES[one]}" for one in STATES if states[one])
+    ], states
+
+
+def describe_row(row: models.Model) -> str:
+    """Say in which state the row is, and who holds it."""
+    facts = RowFacts(row)
+    text = _("%(row)s is %(state)s.")
+    if facts.is_held:
+        text = _("%(row)s is %(state)s, held by %(holder)s.")
+    state, holder = STATES[facts.kind], holder_text(facts.holder)
+    return text % {"row": Truncator(str(row)).chars(60), "state": state, "holder": holder}

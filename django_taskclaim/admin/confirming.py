@@ -17,7 +17,6 @@ the site asks for the CSRF token.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import django
@@ -25,19 +24,17 @@ from django import forms
 from django.contrib import messages
 from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
-from django.db import models, router
+from django.db import models
 from django.http import HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from django_taskclaim.admin.control_room.forms import PauseForm, ReasonForm
-from django_taskclaim.admin.control_room.snapshot import in_time, pause_sentence
+from django_taskclaim.control.actions import PAUSE, RESUME
 from django_taskclaim.control.audit import turn
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.models import Switch
-from django_taskclaim.switch import stops_of
-from django_taskclaim.tables import EVERY_MODEL, scope_of
 
 Answer = Mapping[str, Any]
 
@@ -62,26 +59,26 @@ def confirm(
     site: AdminSite,
     back: str,
     crumbs: Sequence[Crumb] = (),
-    button: str = "",
     warning: str = "",
     danger: bool = False,
-    facts: Callable[[], Sequence[str]] = list,
-    form: Callable[[Any], forms.Form] = forms.Form,
+    facts: Sequence[str] = (),
+    form: Callable[..., forms.Form] = forms.Form,
     hidden: Mapping[str, Sequence[str]] | None = None,
 ) -> HttpResponseBase:
     """Show what is about to happen, or make it happen: *run* is called for a POST whose form is valid, and only then.
 
     *allowed* is the caller's answer to "may this user do this to that?"; False is PermissionDenied for GET and POST
-    alike. *form* asks for more (a reason, "take running rows too"), and *run* gets its cleaned answers. *facts* are
-    read only where the page is shown. *hidden* is what the page shows the state of: nothing is done until it comes
-    back unchanged with the answer. If it has changed, the page is shown again and says so.
+    alike. *form* asks for more (a reason, "take running rows"), and *run* gets its cleaned answers. *hidden* is what
+    the page shows the state of: nothing is done until it comes back unchanged with the answer. If it has changed, the
+    page is shown again and says so.
     """
     if not allowed:
         raise PermissionDenied
     given = request.method == "POST" and (hidden is None or CONFIRMED in request.POST)
     sent = hidden or {}
     answered = given and all(request.POST.getlist(name) == sent[name] for name in sent)
-    filled = form(request.POST if answered else None)
+    typed = {"reason": request.POST.get("reason", "")}
+    filled = form(request.POST if answered else None, initial=typed)
     if answered and filled.is_valid():
         return run(filled.cleaned_data)
     request.current_app = site.name
@@ -92,10 +89,9 @@ def confirm(
         "sentence": sentence,
         "warning": warning,
         "changed": given and not answered,
-        "facts": facts(),
+        "facts": facts,
         "form": filled,
         "hidden": kept if hidden is None else [*kept, (CONFIRMED, "yes")],
-        "button": button or title,
         "danger": danger,
         "back": back,
         "crumbs": [*crumbs, Crumb(title)],
@@ -107,55 +103,29 @@ def confirm(
 # The switch of a model, and of all
 
 
-def describe_pause(switch: Switch) -> str:
-    """Say of a pause whose it is, since when and until when, and why."""
-    every = switch.scope == EVERY_MODEL
-    what = _("paused, as all models are,") if every else _("paused")
-    return f"{what} {pause_sentence(switch)}"
-
-
 def ask_to_turn(
     request: HttpRequest, model: type[models.Model] | None, *, off: bool, **page: Any
 ) -> HttpResponseBase:
     """Ask, and then pause or resume claims of *model*, or of all models with None. *page* goes to ``confirm``."""
     name = _("all models") if model is None else str(model._meta.verbose_name_plural)
-    title = _("Pause claiming: %(name)s") if off else _("Resume claiming: %(name)s")
-    resumed = _(
-        "Workers will claim again within a few seconds. What was paused by itself, rows or models, stays so."
-    )
-    paused = _(
-        "No worker will claim a row, on any host, until somebody resumes. Running rows finish; no row is changed."
-    )
-    every = _("This is about all models, also about those that you do not see.")
-
-    def pauses() -> list[str]:
-        if off or model is None:
-            return []
-        # A database that does not answer must not keep the others from claiming again.
-        stops = in_time(router.db_for_write(model), partial(stops_of, model))
-        own, stays = scope_of(model), _("This one stays: %(pause)s.")
-        found = {one.scope: describe_pause(one) for one in (stops.pauses if stops else ())}
-        return [text if scope == own else stays % {"pause": text} for scope, text in found.items()]
+    action = PAUSE if off else RESUME
 
     def run(answer: Answer) -> HttpResponseBase:
-        done = _("%(name)s: claiming is paused. Running rows finish.")
-        if not off:
-            done = _("%(name)s: the switch is on. Workers notice within a few seconds.")
         try:
             turn(model, off=off, by=str(request.user), user=request.user, **answer)
         except TaskClaimError as error:
             messages.error(request, str(error))
         else:
-            messages.success(request, done % {"name": name})
+            messages.success(request, f"{capfirst(name)}: {action.done}.")
         return HttpResponseRedirect(page["back"])
 
+    every = _("This is about all models, also about those that you do not see.")
     return confirm(
         request,
-        title=title % {"name": name},
-        sentence=paused if off else resumed,
+        title=f"{action.label}: {name}",
+        sentence=str(action.sentence),
         warning=every if off and model is None else "",
         danger=off and model is None,
-        facts=pauses,
         form=PauseForm if off else ReasonForm,
         run=run,
         **page,

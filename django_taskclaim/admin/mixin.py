@@ -18,7 +18,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from django_taskclaim.admin.actions import CLAIM_ACTIONS, ClaimActions, alias_of
-from django_taskclaim.admin.confirming import describe_pause
+from django_taskclaim.admin.control_room.snapshot import pause_sentence
 from django_taskclaim.admin.control_room.views import Page
 from django_taskclaim.admin.display import ClaimDisplay, Look, RowFacts
 from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, order_of
@@ -32,7 +32,9 @@ from django_taskclaim.columns import (
 from django_taskclaim.control.reading import is_kept
 from django_taskclaim.findings import message
 from django_taskclaim.formatting import listed
+from django_taskclaim.models import Switch
 from django_taskclaim.switch import stops_of
+from django_taskclaim.tables import EVERY_MODEL
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -97,8 +99,7 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
     def __init__(self, model: Any, admin_site: Any) -> None:
         super().__init__(model, admin_site)
         if self.actions is not None:
-            own = list(self.actions)
-            self.actions = [*(name for name in CLAIM_ACTIONS if name not in own), *own]
+            self.actions = [*CLAIM_ACTIONS, *self.actions]
         chosen = {*self.raw_id_fields, *self.autocomplete_fields, *self.radio_fields}
         if takes_source(model) and LINK not in chosen:
             # Else the form would offer every source there is.
@@ -222,12 +223,8 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
         obj: Any = None,
     ) -> Any:
         if obj is not None:
-            pauses = stops_of(self.model, using=Look.at(obj).alias).pauses
-            context["actions_list"] = [
-                *context.get("actions_list", ()),
-                *self.claim_row_buttons(request, obj, on_page=True),
-                *self.claim_model_buttons(request, pauses),
-            ]
+            buttons = self.claim_row_buttons(request, obj, on_page=True)
+            context["actions_list"] = [*context.get("actions_list", ()), *buttons]
         return super().render_change_form(request, context, add, change, form_url, obj)
 
     # Addresses
@@ -236,6 +233,13 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
         urls: list[Any] = super().get_urls()
         room = Page(self.model, self.admin_site, self).urls("control/")
         return [*self.claim_urls(), *room, *urls]
+
+
+def describe_pause(switch: Switch) -> str:
+    """Say of a pause whose it is, since when and until when, and why."""
+    every = switch.scope == EVERY_MODEL
+    what = _("paused, as all models are,") if every else _("paused")
+    return f"{what} {pause_sentence(switch)}"
 
 
 def raw_names(model: type[models.Model]) -> list[str]:

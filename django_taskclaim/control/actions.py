@@ -33,7 +33,6 @@ class Action:
     row_label: Text = ""
     #: What the page that asks says.
     sentence: Text = ""
-    warning: Text = ""
     #: What has become of the rows.
     done: Text
     #: The states of rows that it changes, and those of which only when they are named.
@@ -46,7 +45,6 @@ class Action:
     confirm: bool = False
     #: Whether it has a button for all rows of a model.
     of_all: bool = False
-    permission: str = "operate"
 
     def takes(self, status: str) -> bool:
         """Say whether it changes rows of this state, be it only when they are named."""
@@ -147,7 +145,6 @@ RELEASE = Action(
     label=gettext_lazy("Release running rows…"),
     row_label=gettext_lazy("Release row"),
     sentence=gettext_lazy("A row that is released is open again, and no try is counted."),
-    warning=LOSE,
     done=gettext_lazy("released"),
     states=frozenset({Status.PROCESSING}),
     verb=ClaimQuerySet.take_back,
@@ -179,67 +176,77 @@ PRUNE = Action(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerAction:
-    """One thing that a person can tell a worker process to do."""
+# What workers are asked to do
 
-    #: How the command is stored, and how addresses and the record name it.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """One thing that a person asks of all workers of a model, of those of all models, or of one worker process."""
+
+    #: How the audit or the command stores it, and how addresses of the admin name it.
     name: str
     label: Text
-    #: What stands beside the worker until it has obeyed.
-    pending: Text
     #: What the page that asks says, and whether something running is touched.
-    title: Text
     sentence: Text
     danger: bool = False
+    #: What the record says of it, or what stands beside the worker until it has obeyed.
+    done: Text
 
 
-#: By their names.
-WORKER_ACTIONS = {
-    action.name: action
-    for action in (
-        WorkerAction(
-            name="drain",
-            label=pgettext_lazy("command", "drain"),
-            pending=gettext_lazy("told to drain"),
-            title=gettext_lazy("Drain %(worker)s"),
-            sentence=gettext_lazy(
-                "It finishes the rows that it holds, claims no more, and leaves."
-            ),
-        ),
-        WorkerAction(
-            name="stop",
-            label=pgettext_lazy("command", "stop"),
-            pending=gettext_lazy("told to stop"),
-            title=gettext_lazy("Stop %(worker)s"),
-            sentence=gettext_lazy(
-                "It gives back what it has not started; running rows get the grace period, then it leaves."
-            ),
-            danger=True,
-        ),
-        WorkerAction(
-            name="release",
-            label=pgettext_lazy("command", "release"),
-            pending=gettext_lazy("told to give back"),
-            title=gettext_lazy("Release the rows of %(worker)s"),
-            sentence=gettext_lazy(
-                "A living worker gives back what it has not started, and goes on. Of a silent one all rows are"
-                " opened again, and what it still writes is refused."
-            ),
-            danger=True,
-        ),
-    )
-}
+PAUSE = Instruction(
+    name="pause",
+    label=gettext_lazy("Pause claiming"),
+    sentence=gettext_lazy(
+        "No worker will claim a row, on any host, until somebody resumes. Running rows finish; no row is changed."
+    ),
+    done=gettext_lazy("claiming paused"),
+)
+RESUME = Instruction(
+    name="resume",
+    label=gettext_lazy("Resume claiming"),
+    sentence=gettext_lazy(
+        "Workers will claim again within a few seconds. What was paused by itself stays so: rows, other models, or all"
+        " models together."
+    ),
+    done=gettext_lazy("claiming resumed"),
+)
+
+DRAIN = Instruction(
+    name="drain",
+    label=pgettext_lazy("command", "drain"),
+    sentence=gettext_lazy("It finishes the rows that it holds, claims no more, and leaves."),
+    done=gettext_lazy("told to drain"),
+)
+STOP = Instruction(
+    name="stop",
+    label=pgettext_lazy("command", "stop"),
+    sentence=gettext_lazy(
+        "It gives back what it has not started; running rows get the grace period, then it leaves."
+    ),
+    danger=True,
+    done=gettext_lazy("told to stop"),
+)
+GIVE_BACK = Instruction(
+    name="release",
+    label=pgettext_lazy("command", "release"),
+    sentence=gettext_lazy(
+        "A living worker gives back what it has not started, and goes on. Of a silent one all rows are opened again,"
+        " and what it still writes is refused."
+    ),
+    danger=True,
+    done=gettext_lazy("told to give back"),
+)
+
+#: What one worker process can be asked to do, by name.
+WORKER_ACTIONS = {one.name: one for one in (DRAIN, STOP, GIVE_BACK)}
 
 #: What was done, by the name in the audit.
 DONE: dict[str, Text] = {
-    "pause": gettext_lazy("claiming paused"),
-    "resume": gettext_lazy("claiming resumed"),
     "settings": gettext_lazy("settings changed"),
     "worker command": gettext_lazy("command to worker"),
     "take over": gettext_lazy("taken over"),
     "export": gettext_lazy("failures exported"),
-    **{action.name: action.done for action in (*ROW_ACTIONS, PRUNE)},
+    **{action.name: action.done for action in (*ROW_ACTIONS, PRUNE, PAUSE, RESUME)},
 }
 
 

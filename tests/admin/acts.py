@@ -32,7 +32,6 @@ from tests.querysets.support import clock, facts, set_raw
 from tests.testapp.models import Photo
 
 WHY = {"reason": "why"}
-RUNNING = WHY | {"running": "on"}
 
 Rows = dict[str, Any]
 
@@ -73,8 +72,9 @@ def acts_of(action: Action) -> Iterator[Act]:
     end, slug = ENDS[action.name], action.slug
     chosen = {kind: end for state in action.states for kind in KINDS[state]}
     own = "claim_" + slug.replace("-", "_")
+    always = {NAMED[state]: "on" for state in action.states if state in NAMED}
     for name in ("", *action.named):
-        typed = (WHY if action.confirm else {}) | ({name: "on"} if name else {})
+        typed = (WHY if action.confirm else {}) | always | ({name: "on"} if name else {})
         more = {kind: end for state in KINDS if NAMED.get(state) == name for kind in KINDS[state]}
         where = lambda rows: address(Photo)  # noqa: E731
         yield Act(f"{own} {name}", where, typed, chosen | more, action.name, action=own)
@@ -82,7 +82,7 @@ def acts_of(action: Action) -> Iterator[Act]:
     for state in sorted(states) if action.row_label else ():
         kind = KINDS[state][0]
         at = lambda rows, kind=kind: act_on(Photo, slug, rows[kind])  # noqa: E731
-        typed = RUNNING if state == "processing" else WHY
+        typed = WHY | ({NAMED[state]: "on"} if state in NAMED else {})
         yield Act(f"button {slug} of {kind}", at, typed, {kind: end}, action.name)
     if action.of_all:
         yield listed(slug, chosen, action.name)

@@ -405,7 +405,7 @@ def lines(
         line = Line(
             worker=worker,
             state=str(_WORKER_STATES.get(state, state)),
-            command=str(WORKER_ACTIONS[command].pending) if command else "",
+            command=str(WORKER_ACTIONS[command].done) if command else "",
             last_error=worker.last_error if sees_error else worker.last_error.partition(": ")[0],
             up=up,
             silence=seen.now - as_utc(worker.seen_at),

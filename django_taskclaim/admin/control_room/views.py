@@ -51,7 +51,7 @@ from django_taskclaim.admin.control_room.snapshot import (
 )
 from django_taskclaim.admin.permissions import Admin, may_configure, may_operate, may_view
 from django_taskclaim.connecting import in_no_transaction
-from django_taskclaim.control.actions import RESET_FAILED, WORKER_ACTIONS, WorkerAction
+from django_taskclaim.control.actions import RESET_FAILED, WORKER_ACTIONS, Instruction
 from django_taskclaim.control.audit import change_overrides, record_action
 from django_taskclaim.control.commands import models_of, send_command
 from django_taskclaim.control.models import is_on
@@ -293,7 +293,7 @@ class Page:
             gone = _("Nothing was changed: no worker is listed as %(name)s any more.")
             messages.warning(request, gone % {"name": name})
             return self._back()
-        title = str(action.title) % {"worker": worker.name}
+        title = f"{capfirst(str(action.label))}: {worker.name}"
 
         def run(answer: Mapping[str, Any]) -> HttpResponse:
             self._send(request, worker.name, action, answer["reason"])
@@ -318,7 +318,7 @@ class Page:
             self.beside(model).may_operate(request) for model in models_of(worker)
         )
 
-    def _send(self, request: HttpRequest, worker: str, action: WorkerAction, reason: str) -> None:
+    def _send(self, request: HttpRequest, worker: str, action: Instruction, reason: str) -> None:
         facts: dict[str, Any] = {"by": str(request.user), "user": request.user}
         try:
             sent = send_command(worker, action.name, using=self.alias, reason=reason, **facts)
@@ -375,7 +375,7 @@ class Page:
                 "Every failed row of %(name)s that failed like this is opened again, with all its tries."
             )
             % {"name": self.name},
-            facts=lambda: [f"{number(found.all)}{more} × {found.kind}"],
+            facts=[f"{number(found.all)}{more} × {found.kind}"],
             form=RetryForm,
             run=lambda answer: self._retry(request, found, answer),
             back=self.url(),
