@@ -1,4 +1,4 @@
-"""What the commands share: what they read from their command line, progress, and one sentence for what is wrong."""
+"""What the commands share: what they read from their command line, and one sentence for what is wrong."""
 
 import argparse
 import contextlib
@@ -7,7 +7,6 @@ import math
 import re
 import socket
 import sys
-import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from datetime import timedelta
@@ -30,55 +29,105 @@ from django_taskclaim.checks import autocommit_faults
 from django_taskclaim.columns import claim_columns, is_claimable
 from django_taskclaim.doctor.setup import missing_tables
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.formatting import first_line, format_duration
+from django_taskclaim.formatting import first_line
 from django_taskclaim.switch import SwitchError, claimable_models, places_of
 
 V = TypeVar("V")
 Model = type[models.Model]
+
+#: What a command takes that is for one model.
+ONE = (1, "the model")
 
 #: Exit code of a command line that makes no sense.
 USAGE = 2
 #: Exit code after Ctrl-C, as shells have it.
 STOPPED = 130
 
-EXIT_CODES = """  0    done, or there was nothing to do
+EXIT_CODES = """Exit codes:
+  0    done, or there was nothing to do
   1    a database refused, or the answer was no; the message says what was done
   2    wrong usage, or a table that is not there
   130  stopped by Ctrl-C; what was done stays"""
 
 
-def lacking_of(where: Sequence[tuple[Model, str]]) -> list[str]:
-    """Return what tables and columns the databases lack for these models, in sentences that name the command to run.
+class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Django's order of options, and the examples as they were written."""
 
-    Nothing where a database does not answer.
+
+class ClaimCommand(BaseCommand):
+    """A command that parses, calls and reports.
+
+    Its ``help`` is the docstring of its module: what it does; under the options, examples and exit codes.
     """
-    found: list[str] = []
-    with contextlib.suppress(Error):
-        for model, alias in where:
-            found += [f"{lack.msg} {lack.hint}" for lack in missing_tables(model, alias)]
-    return list(dict.fromkeys(found))
 
+    # An operator must be able to look, pause and put back also while something else of the project is wrong.
+    requires_system_checks = []
+    #: How many models it takes, as argparse writes it, and what they are; none that are named are all claimable ones.
+    takes: ClassVar[tuple[str | int, str]] = ("*", "the models (default: every claimable model)")
+    #: What it prints is English; handlers run in the language of the project.
+    in_english: ClassVar[bool] = True
+    #: Whether it writes to the databases of its models.
+    writes: ClassVar[bool] = True
+    #: Whether it works on every database that holds a model, not only where the router writes it.
+    everywhere: ClassVar[bool] = False
+    #: Each of the models with its databases.
+    where: list[tuple[Model, str]]
 
-def whoami() -> str:
-    """Return who runs this command, as ``user@host``."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        # A container's user often has no name.
-        user = "somebody"
-    return f"{user}@{socket.gethostname()}"
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add_models(parser, *self.takes)
+        default = "every one that holds" if self.everywhere else "where the router writes"
+        parser.add_argument(
+            "--database",
+            metavar="ALIAS",
+            type=database_alias,
+            help=f"the database to work on (default: {default} the model)",
+        )
 
+    def execute(self, *args: object, **options: Any) -> str | None:
+        self.where = [
+            (model, alias)
+            for model in options["models"] or models_to_claim()
+            for alias in self._aliases(model, options.get("database"))
+        ]
+        if self.writes:
+            self._refuse_without_autocommit()
+        with translation.override("en") if self.in_english else contextlib.nullcontext():
+            try:
+                return super().execute(*args, **options)
+            except (Error, TaskClaimError) as error:
+                raise _failure(error, self.where) from error
+            except KeyboardInterrupt:
+                raise CommandError("Stopped.", returncode=STOPPED) from None
 
-def acting(by: str | None) -> str:
-    """Return who acts, for the record: ``user@host``, behind the name that ``--by`` gives and nobody has checked."""
-    return f"{by} ({whoami()})" if by else whoami()
+    def _aliases(self, model: Model, named: str | None) -> list[str]:
+        if self.everywhere:
+            return places_of(named, [model])
+        return [named or router.db_for_write(model)]
 
+    def _refuse_without_autocommit(self) -> None:
+        """Raise CommandError where what is written to one of the databases would never be committed."""
+        for alias in {alias for _, alias in self.where}:
+            for fault in autocommit_faults(alias):
+                raise CommandError(f"{fault.msg} {fault.hint}", returncode=USAGE)
 
-def _refuse_without_autocommit(aliases: set[str]) -> None:
-    """Raise CommandError where what is written to one of the databases would never be committed."""
-    for alias in aliases:
-        for fault in autocommit_faults(alias):
-            raise CommandError(f"{fault.msg} {fault.hint}", returncode=USAGE)
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        kwargs.setdefault("formatter_class", HelpFormatter)
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        purpose, heading, more = self.help.partition("Examples:\n")
+        exit_codes = "" if "Exit codes:" in more else EXIT_CODES
+        parser.description, parser.epilog = purpose, f"{heading}{more}\n{exit_codes}"
+        parser.error = self._refuse  # type: ignore[method-assign]  # argparse has no hook for it
+        return parser
+
+    def _refuse(self, message: str) -> NoReturn:
+        """Say what is wrong in one sentence, without the whole usage before it."""
+        sentence = re.sub(r"^argument (app\.\w+: )?", "", message)
+        sentence = f"{sentence[:1].upper()}{sentence[1:]}".rstrip(".")
+        sentence += "" if sentence.endswith("?") else "."
+        if not getattr(self, "_called_from_command_line", False):
+            raise CommandError(sentence, returncode=USAGE)
+        self.stderr.write(sentence)
+        sys.exit(USAGE)
 
 
 def _failure(error: Exception, where: Sequence[tuple[Model, str]]) -> CommandError:
@@ -96,83 +145,27 @@ def _failure(error: Exception, where: Sequence[tuple[Model, str]]) -> CommandErr
     return CommandError(f"{named[0] if len(named) == 1 else ''}{text}")
 
 
-class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Django's order of options, and the examples as they were written."""
+def lacking_of(where: Sequence[tuple[Model, str]]) -> list[str]:
+    """Return what tables and columns the databases lack for these models, in sentences that name the command to run.
+
+    Nothing where a database does not answer.
+    """
+    found: list[str] = []
+    with contextlib.suppress(Error):
+        for model, alias in where:
+            found += [f"{lack.msg} {lack.hint}" for lack in missing_tables(model, alias)]
+    return list(dict.fromkeys(found))
 
 
-class ClaimCommand(BaseCommand):
-    """A command that parses, calls and reports."""
-
-    #: Shown under the options.
-    epilog: ClassVar[str] = ""
-    exit_codes: ClassVar[str] = EXIT_CODES
-    # An operator must be able to look, pause and put back also while something else of the project is wrong.
-    requires_system_checks = []
-    #: What commands print is English; handlers run in the language of the project.
-    in_english: ClassVar[bool] = True
-    #: Whether it writes to the databases of its models.
-    writes: ClassVar[bool] = True
-    #: Whether it works on every database that holds a model, not only where the router writes it.
-    everywhere: ClassVar[bool] = False
-
-    def execute(self, *args: object, **options: Any) -> str | None:
-        where = self._where(options)
-        if self.writes:
-            _refuse_without_autocommit({alias for _, alias in where})
-        with translation.override("en") if self.in_english else contextlib.nullcontext():
-            try:
-                return super().execute(*args, **options)
-            except (Error, TaskClaimError) as error:
-                raise _failure(error, where) from error
-            except KeyboardInterrupt:
-                raise CommandError("Stopped.", returncode=STOPPED) from None
-
-    def _where(self, options: dict[str, Any]) -> list[tuple[Model, str]]:
-        """Return the models that were named, or all, each with its databases."""
-        named = [options["model"]] if "model" in options else options.get("models", ())
-        if not self.everywhere:
-            return places(named, options.get("database"))
-        models = named or models_to_claim()
-        return [
-            (one, alias) for one in models for alias in places_of(options.get("database"), [one])
-        ]
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: object) -> CommandParser:
-        kwargs.setdefault("formatter_class", HelpFormatter)
-        kwargs.setdefault("epilog", f"{self.epilog}\n\nexit codes:\n{self.exit_codes}")
-        parser = super().create_parser(prog_name, subcommand, **kwargs)
-        parser.error = self._refuse  # type: ignore[method-assign]  # argparse has no hook for it
-        return parser
-
-    def _refuse(self, message: str) -> NoReturn:
-        """Say what is wrong in one sentence, without the whole usage before it."""
-        sentence = re.sub(r"^argument (app\.\w+: )?", "", message)
-        sentence = f"{sentence[:1].upper()}{sentence[1:]}".rstrip(".")
-        sentence += "" if sentence.endswith("?") else "."
-        if not getattr(self, "_called_from_command_line", False):
-            raise CommandError(sentence, returncode=USAGE)
-        self.stderr.write(sentence)
-        sys.exit(USAGE)
-
-
-class Report:
-    """How far a command has got, said every ten seconds."""
-
-    EVERY = 10.0
-
-    def __init__(self, out: Any, total: int) -> None:
-        self.out, self.total, self.seen = out, total, 0
-        self.began = self.said = time.monotonic()
-
-    def advance(self, seen: int) -> None:
-        """Note how many rows have been seen."""
-        self.seen, now = seen, time.monotonic()
-        if not seen or now - self.said < self.EVERY:
-            return
-        self.said = now
-        left = timedelta(seconds=(now - self.began) * max(0, self.total - seen) / seen)
-        self.out.write(f"{seen:,} of {self.total:,}, {format_duration(left)} left")
-        self.out.flush()
+def acting(by: str | None) -> str:
+    """Return who acts, for the record: ``user@host``, behind the name that ``--by`` gives and nobody has checked."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # A container's user often has no name.
+        user = "somebody"
+    account = f"{user}@{socket.gethostname()}"
+    return f"{by} ({account})" if by else account
 
 
 # What is read from the command line
@@ -229,32 +222,17 @@ def _checked(kind: "conf.Kind[V]", text: str, value: object) -> V:
         raise ArgumentTypeError(f"{text!r} is not {kind.expected}") from None
 
 
-def add_models(parser: ArgumentParser, what: str, number: str = "*") -> None:
-    """Let the command take any *number* of models, as argparse writes it; none means every claimable one."""
+def add_models(parser: ArgumentParser, number: str | int, what: str) -> None:
+    """Let the command take any *number* of models, as argparse writes it; *what* is the help text."""
     parser.add_argument(
         "models", nargs=number, metavar="app.Model", type=claimable_model, help=what
     )
-
-
-def add_model(parser: ArgumentParser, what: str) -> None:
-    """Let the command take one model."""
-    parser.add_argument("model", metavar="app.Model", type=claimable_model, help=what)
 
 
 def add_record(parser: ArgumentParser) -> None:
     """Let the command take what goes into the record of acts: ``--reason`` and ``--by``."""
     parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
     parser.add_argument("--by", metavar="NAME", help="who does it, for the record beside user@host")
-
-
-def add_database(parser: ArgumentParser, default: str) -> None:
-    """Let the command take ``--database``."""
-    parser.add_argument(
-        "--database",
-        metavar="ALIAS",
-        type=database_alias,
-        help=f"the database to work on (default: {default})",
-    )
 
 
 def add_filters(parser: ArgumentParser, which: str) -> None:
@@ -269,24 +247,6 @@ def add_filters(parser: ArgumentParser, which: str) -> None:
     )
 
 
-def add_choice_of_rows(parser: ArgumentParser) -> None:
-    """Let the command choose rows and ask before it acts: ``--filter``, ``--limit``, ``--dry-run``, ``--noinput``."""
-    add_filters(parser, "only rows")
-    parser.add_argument(
-        "--limit", metavar="N", type=whole_number, help="at most N rows (default: all)"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="count, say what would be done, and do nothing"
-    )
-    parser.add_argument(
-        "--noinput",
-        "--no-input",
-        dest="interactive",
-        action="store_false",
-        help="do not ask; off a terminal nobody is asked anyway",
-    )
-
-
 def models_to_claim() -> list[Model]:
     """Return every installed model whose rows can be claimed, children before their parents.
 
@@ -294,10 +254,3 @@ def models_to_claim() -> list[Model]:
     """
     found = [model for model in claimable_models() if is_claimable(model)]
     return sorted(found, key=lambda model: (-len(model._meta.get_parent_list()), model._meta.label))
-
-
-def places(models: Sequence[Model], database: str | None) -> list[tuple[Model, str]]:
-    """Return each model with the database to look at: the one named, or the one that the router writes to."""
-    return [
-        (model, database or router.db_for_write(model)) for model in models or models_to_claim()
-    ]

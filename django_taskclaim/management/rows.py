@@ -1,32 +1,32 @@
-"""Commands over many rows of a model: they choose, count, ask, go chunk by chunk, and record."""
+"""Commands over many rows of a model: they count, ask, go chunk by chunk, and record."""
 
 import sys
+import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import Error, router
+from django.db import Error
 from django.db.models import Q
 from django.utils.text import capfirst
 
 from django_taskclaim.claim import clock
-from django_taskclaim.columns import claim_columns
-from django_taskclaim.control.actions import NAMED, Action
+from django_taskclaim.control.actions import Action
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.formatting import counted
+from django_taskclaim.formatting import counted, format_duration
 from django_taskclaim.management.base import (
+    ONE,
     USAGE,
     ClaimCommand,
     Model,
-    Report,
     acting,
-    add_choice_of_rows,
-    add_database,
-    add_model,
+    add_filters,
     add_record,
+    whole_number,
 )
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
@@ -43,57 +43,85 @@ def conditions_of(filters: Sequence[str], model: Model) -> list[Q]:
         raise CommandError(f"--filter {error}.", returncode=USAGE) from error
 
 
+class Report:
+    """How far a command has got, said every ten seconds."""
+
+    EVERY = 10.0
+
+    def __init__(self, out: Any, total: int) -> None:
+        self.out, self.total, self.seen = out, total, 0
+        self.began = self.said = time.monotonic()
+
+    def advance(self, seen: int) -> None:
+        """Note how many rows have been seen."""
+        self.seen, now = seen, time.monotonic()
+        if not seen or now - self.said < self.EVERY:
+            return
+        self.said = now
+        left = timedelta(seconds=(now - self.began) * max(0, self.total - seen) / seen)
+        self.out.write(f"{seen:,} of {self.total:,}, {format_duration(left)} left")
+        self.out.flush()
+
+
 class RowsCommand(ClaimCommand):
     """Does an action of the registry to the rows of one model that were chosen."""
 
+    takes = ONE
+
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_model(parser, "the model of the rows")
-        add_choice_of_rows(parser)
+        super().add_arguments(parser)
+        add_filters(parser, "only rows")
+        parser.add_argument(
+            "--limit", metavar="N", type=whole_number, help="at most N rows (default: all)"
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="count, say what would be done, and do nothing"
+        )
+        parser.add_argument(
+            "--noinput",
+            "--no-input",
+            dest="interactive",
+            action="store_false",
+            help="do not ask; off a terminal nobody is asked anyway",
+        )
         add_record(parser)
-        add_database(parser, "where the router writes the model")
 
     def act(
         self,
         action: Action,
-        model: Model,
-        *,
-        states: Sequence[str],
-        narrowed: tuple[Q, str] | None = None,
+        which: str,
+        condition: Q,
+        verb: Callable[..., int],
         warnings: Sequence[str] = (),
-        do: Callable[..., int] | None = None,
         **options: Any,
-    ) -> int:
-        """Count the rows in *states*, ask, act on them, and return how many were changed.
+    ) -> None:
+        """Count the rows that match *condition*, in words *which*; ask, and call *verb* for them.
 
-        *narrowed* is one more condition, with its words. *do* is called instead of the verb of *action*, with the
-        rows, ``limit`` and ``progress``.
+        The verb takes the rows, ``limit`` and ``progress``.
         """
-        filters, limit = options["filters"], options["limit"]
-        rows: Rows = ClaimQuerySet(model, using=options["database"] or router.db_for_write(model))
-        rows = rows.filter(*conditions_of(filters, model))
-        rows = rows.filter(**{f"{claim_columns(model).status.name}__in": states})
-        words = [" or ".join(NAMED.get(state, str(state)) for state in states), *filters]
-        if narrowed is not None:
-            rows, words = rows.filter(narrowed[0]), [*words, narrowed[1]]
-        which, matching = ", ".join(words), rows.progress().total
+        ((model, alias),) = self.where
+        label, filters, limit = model._meta.label, options["filters"], options["limit"]
+        rows: Rows = ClaimQuerySet(model, using=alias)
+        rows = rows.filter(condition, *conditions_of(filters, model))
+        which, matching = ", ".join([which, *filters]), rows.progress().total
         if not matching:
-            self.stdout.write(f"{model._meta.label}: no row matches ({which}).")
-            return 0
-        self.stdout.write(f"{model._meta.label}: {counted(matching, 'row')} ({which}).")
+            self.stdout.write(f"{label}: no row matches ({which}).")
+            return
+        self.stdout.write(f"{label}: {counted(matching, 'row')} ({which}).")
         for sentence in warnings:
             self.stdout.write(self.style.WARNING(sentence))
         wanted = min(matching, limit or matching)
         question = f"{action.name.partition(' ')[0].capitalize()} {counted(wanted, 'row')}"
         if options["dry_run"]:
             self.stdout.write(f"{question}: not done, --dry-run.")
-            return 0
+            return
         if options["interactive"] and not _is_agreed(question):
             raise CommandError("Nothing was done.")
         reason = f"{which}, {limit:,} at most" if limit else which
         reason += f": {options['reason']}" if options["reason"] else ""
-        facts: dict[str, Any] = {"by": acting(options["by"]), "reason": reason, "using": rows.db}
+        facts: dict[str, Any] = {"by": acting(options["by"]), "reason": reason, "using": alias}
         record = partial(record_action, model, action.name, **facts)
-        return self._run(action, rows, wanted, partial(do or action.run, rows, limit=limit), record)
+        self._run(action, rows, wanted, partial(verb, rows, limit=limit), record)
 
     def _run(
         self,
@@ -102,7 +130,7 @@ class RowsCommand(ClaimCommand):
         wanted: int,
         work: Callable[..., int],
         record: Callable[..., None],
-    ) -> int:
+    ) -> None:
         """Do the *work*, record what was done even if it ended half-way, and report it."""
         report, began, done = Report(self.stdout, wanted), clock(), str(capfirst(str(action.done)))
         try:
@@ -124,7 +152,6 @@ class RowsCommand(ClaimCommand):
             self.stdout.write(self.style.WARNING(text))
         if refused:
             raise CommandError("\n".join(map(str, refused)))
-        return report.seen
 
 
 def _is_agreed(question: str) -> bool:

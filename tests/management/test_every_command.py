@@ -46,8 +46,8 @@ def test_help_shows_examples_and_exit_codes(
     monkeypatch.setenv("COLUMNS", "120")
     code, out, errors = typed(capsys, command, "--help")
     assert (code, errors) == (0, "")
-    assert f"examples:\n  manage.py {command}" in out
-    assert "exit codes:\n  0  " in out
+    assert f"Examples:\n  manage.py {command}" in out
+    assert "Exit codes:\n  0  " in out
     assert max(map(len, out.splitlines())) <= 120
 
 

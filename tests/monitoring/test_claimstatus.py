@@ -173,6 +173,16 @@ def test_a_condition_decides_the_exit_code(situation: Any, condition: str, reaso
 
 
 @pytest.mark.once
+def test_complete_rows_are_required() -> None:
+    make(Photo, 2)
+    assert "unfinished is 2" in judged(PHOTO, "--require-complete")[1]
+    Photo.objects.complete(Photo.objects.claim_batch(2))
+    assert judged(PHOTO, "--require-complete") == (0, "")
+    failed(Photo)
+    assert "failed is 1" in judged(PHOTO, "--require-complete")[1]
+
+
+@pytest.mark.once
 def test_the_reason_names_every_model_that_fails() -> None:
     """Workers are asked for models with a handler, and for those that are named."""
     failed(Photo)

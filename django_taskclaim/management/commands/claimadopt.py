@@ -1,40 +1,43 @@
-"""``manage.py claimadopt``: write the migrations that give claim columns to a table in use."""
+"""Write the migrations for a model whose class has just got one of our mixins and whose table is in use.
 
+They do what makemigrations would have done, without an outage: the columns in one step that takes milliseconds, the
+index beside readers and writers. Rows that are there become paused, so that no worker does the past again; rows that
+come later are open. The same files run on PostgreSQL, MySQL, MariaDB and SQLite, forwards and backwards.
+
+Examples:
+  manage.py claimadopt photos.Photo --dry-run
+  manage.py claimadopt photos.Photo
+  manage.py claimadopt photos.Photo --existing open       all that is there is work to do
+
+"""
+
+import re
 from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError
 from django.core.management.utils import run_formatters
+from django.db import migrations
 from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.operations.base import Operation
+from django.db.migrations.writer import MigrationWriter
 
-from django_taskclaim.adoption.operations import EXISTING
-from django_taskclaim.adoption.writing import (
-    CannotAdopt,
-    adopting_operations,
-    migrations_for,
-    text_of,
-)
+from django_taskclaim.adoption.operations import EXISTING, AddClaimColumns, AddClaimIndex
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.management.base import USAGE, ClaimCommand, Model, add_model
+from django_taskclaim.formatting import listed
+from django_taskclaim.indexes import ClaimIndex
+from django_taskclaim.management.base import ONE, USAGE, ClaimCommand, Model, add_models
 
 
 class Command(ClaimCommand):
-    """Write the migrations, and say what comes next."""
-
+    help = __doc__
+    takes = ONE
     writes = False
-    help = """Write the migrations for a model whose class has just got one of our mixins and whose table is in use.
-
-They do what makemigrations would have done, without an outage: the columns in one step that takes milliseconds, the
-index beside readers and writers. Rows that are there become paused, so that no worker does the past again; rows that
-come later are open. The same files run on PostgreSQL, MySQL, MariaDB and SQLite, forwards and backwards."""
-    epilog = """examples:
-  manage.py claimadopt photos.Photo --dry-run
-  manage.py claimadopt photos.Photo
-  manage.py claimadopt photos.Photo --existing open       all that is there is work to do"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_model(parser, "the model to adopt")
+        add_models(parser, *self.takes)
         parser.add_argument(
             "--existing",
             choices=EXISTING,
@@ -45,19 +48,19 @@ come later are open. The same files run on PostgreSQL, MySQL, MariaDB and SQLite
             "--dry-run", action="store_true", help="show the files instead of writing them"
         )
 
-    def handle(self, *, model: Model, existing: str, dry_run: bool, **options: Any) -> None:
-        loader, meta = MigrationLoader(None), claim_columns(model).owner._meta
-        try:
-            steps = adopting_operations(model, loader, existing)
-        except CannotAdopt as error:
-            raise CommandError(str(error), returncode=USAGE) from error
-        files = migrations_for(meta.app_label, loader, steps)
+    def handle(
+        self, *, models: Sequence[Model], existing: str, dry_run: bool, **options: Any
+    ) -> None:
+        (model,) = models
+        meta, loader = claim_columns(model).owner._meta, MigrationLoader(None)
+        steps = _steps(model, loader, existing)
+        files = list(_files(meta.app_label, loader, steps))
         for step, file in zip(steps, files, strict=True):
             self.stdout.write(f"{file.filename}: {step.describe()}")
             if dry_run:
-                self.stdout.write(text_of(file))
+                self.stdout.write(_source(file))
             else:
-                Path(file.path).write_text(text_of(file), encoding="utf-8")
+                Path(file.path).write_text(_source(file), encoding="utf-8")
         if not dry_run:
             run_formatters([file.path for file in files], stderr=self.stderr)
         # All apps are migrated: claims read the switch in a table of our own.
@@ -68,3 +71,66 @@ come later are open. The same files run on PostgreSQL, MySQL, MariaDB and SQLite
                 f"  manage.py claimreset {meta.label} --paused    opens the rows that are there"
             )
         self.stdout.write(f"  manage.py claimworker {meta.label}")
+
+
+def _steps(model: Model, loader: MigrationLoader, existing: str) -> list[Operation]:
+    """Return what adds to the table of *model* what it lacks by the migrations: the columns, then the index."""
+    columns = claim_columns(model)
+    meta = columns.owner._meta
+    app, name = meta.app_label, meta.model_name or ""
+    before = loader.project_state().models.get((app, name))
+    if before is None or not meta.managed:
+        raise _refusal(
+            f"No migration makes the table of {meta.label}, so none can alter it: run manage.py makemigrations {app},"
+            " or make a companion of a model with managed = False."
+        )
+    ours = [*columns.guarded, *([columns.priority] if columns.priority is not None else [])]
+    known = before.fields
+    taken = [
+        one.name for one in ours if one.name in known and type(known[one.name]) is not type(one)
+    ]
+    if taken:
+        raise _refusal(
+            f"{meta.label} has had {listed(taken)} before, with values of its own; take PrefixedTaskMixin, or"
+            " claim_fields of your own, whose names differ."
+        )
+    steps: list[Operation] = []
+    if fields := [(field.name, field.clone()) for field in ours if field.name not in known]:
+        # By name, as the file is to have it.
+        steps.append(AddClaimColumns(model_name=name, fields=fields, existing=existing))
+    index = next(index for index in meta.indexes if isinstance(index, ClaimIndex))
+    if index.name not in {one.name for one in before.options.get("indexes", ())}:
+        steps.append(AddClaimIndex(name, index))
+    if not steps:
+        raise _refusal(
+            f"The migrations of {app} give {meta.label} all its claim columns and the index already; if its table lacks"
+            " them, run manage.py migrate."
+        )
+    return steps
+
+
+def _refusal(sentence: str) -> CommandError:
+    return CommandError(sentence, returncode=USAGE)
+
+
+def _files(
+    app: str, loader: MigrationLoader, steps: Sequence[Operation]
+) -> Iterator[MigrationWriter]:
+    """Yield a file for each step, numbered behind the migrations that are there."""
+    leaf = loader.graph.leaf_nodes(app)[0]
+    for step in steps:
+        number = int(found[0]) + 1 if (found := re.match(r"\d+", leaf[1])) else 1
+        body = {"dependencies": [leaf], "operations": [step], "atomic": False}
+        kind: type[migrations.Migration] = type("Migration", (migrations.Migration,), body)
+        leaf = (app, f"{number:04d}_{step.migration_name_fragment}")
+        yield MigrationWriter(kind(leaf[1], app))
+
+
+def _source(file: MigrationWriter) -> str:
+    """Return the source of a migration's file."""
+    text = file.as_string()
+    if "atomic = False" not in text:
+        # Django writes it by itself since 6.0.
+        head = "class Migration(migrations.Migration):\n"
+        text = text.replace(head, f"{head}\n    atomic = False\n", 1)
+    return text

@@ -1,6 +1,26 @@
-"""``manage.py claimdoctor``: what is wrong, why nothing moves, and what to do about it."""
+"""Examine the claims of models: tables, indexes, plans, server settings, and why nothing is moving.
 
-from argparse import ArgumentParser
+Every statement that claims is explained (EXPLAIN) on the live table exactly as it would be sent, and none is run. A
+sort or a sequential scan is a problem; so is a missing index, which is reported with the statement that creates it.
+Nothing is changed.
+
+Examples:
+  manage.py claimdoctor                     every claimable model
+  manage.py claimdoctor photos.Photo        one model
+  manage.py claimdoctor --database replica2
+
+Signs:
+  !!  a problem, and below it what to do
+  ..  worth knowing: a reason for which rows stay where they are, or something that could be better
+  ok  in order
+
+Exit codes:
+  0  no problem was found
+  1  there are problems
+  2  wrong usage
+
+"""
+
 from collections.abc import Iterable
 
 from django.core import checks
@@ -11,47 +31,25 @@ from django_taskclaim.checks import check_project
 from django_taskclaim.doctor import examine
 from django_taskclaim.doctor.setup import server_findings
 from django_taskclaim.formatting import counted
-from django_taskclaim.management.base import ClaimCommand, Model, add_database, add_models, places
+from django_taskclaim.management.base import ClaimCommand
 
 
 class Command(ClaimCommand):
-    """Print what the doctor finds; exit with 1 if a problem is among it."""
-
+    help = __doc__
     writes = False
-    help = """Examine the claims of models: tables, indexes, plans, server settings, and why nothing is moving.
 
-Every statement that claims is explained (EXPLAIN) on the live table exactly as it would be sent, and none is run. A
-sort or a sequential scan is a problem; so is a missing index, which is reported with the statement that creates it.
-Nothing is changed."""
-    epilog = """examples:
-  manage.py claimdoctor                     every claimable model
-  manage.py claimdoctor photos.Photo        one model
-  manage.py claimdoctor --database replica2
-
-signs:
-  !!  a problem, and below it what to do
-  ..  worth knowing: a reason for which rows stay where they are, or something that could be better
-  ok  in order"""
-    exit_codes = """  0  no problem was found
-  1  there are problems
-  2  wrong usage"""
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        add_models(parser, "the models to examine (default: every claimable model)")
-        add_database(parser, "where the router writes each model")
-
-    def handle(self, *, models: list[Model], database: str | None, **options: object) -> None:
-        where = places(models, database)
-        if not where:
+    def handle(self, **options: object) -> None:
+        if not self.where:
             self.stdout.write(
                 "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
             )
         sections = [("The project", iter(check_project()))]
-        for alias in dict.fromkeys(alias for _, alias in where):
+        for alias in dict.fromkeys(alias for _, alias in self.where):
             title = f"The database {alias}, {connections[alias].display_name}"
             sections.append((title, server_findings(alias)))
         sections += [
-            (f"{model._meta.label} on {alias}", examine(model, alias)) for model, alias in where
+            (f"{model._meta.label} on {alias}", examine(model, alias))
+            for model, alias in self.where
         ]
         levels = [level for title, found in sections for level in self._report(title, found)]
         if problems := sum(level >= checks.ERROR for level in levels):

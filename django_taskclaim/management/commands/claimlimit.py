@@ -1,4 +1,17 @@
-"""``manage.py claimlimit``: override options of a model's handler while its workers run."""
+"""Override options of a model's handler on every host, while its workers run.
+
+Batch size and lease are for workers; rate, rows at once and hours are limits that all who claim share. What is set
+stands until it is changed; "default" gives one back to the handler, "none" is no limit. Without an option it shows what
+is set.
+
+Examples:
+  manage.py claimlimit photos.Photo
+  manage.py claimlimit photos.Photo --rate 100/m --max-running 20 --reason "the API is slow today"
+  manage.py claimlimit photos.Photo --hours 22:00-06:00
+  manage.py claimlimit photos.Photo --batch-size 10 --lease 5m
+  manage.py claimlimit photos.Photo --rate default
+
+"""
 
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
@@ -7,16 +20,8 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_taskclaim.control.audit import change_overrides, in_words
-from django_taskclaim.management.base import (
-    USAGE,
-    ClaimCommand,
-    Model,
-    acting,
-    add_database,
-    add_models,
-    add_record,
-)
-from django_taskclaim.switch import override_from_text, overrides_of, places_of
+from django_taskclaim.management.base import USAGE, ClaimCommand, Model, acting, add_record
+from django_taskclaim.switch import override_from_text, overrides_of
 from django_taskclaim.tables import LIMITS, OVERRIDES
 
 #: The placeholder and the help text of each option.
@@ -36,21 +41,12 @@ _OPTIONS = {
 
 
 class Command(ClaimCommand):
-    """Set the overrides of a model."""
-
+    help = __doc__
+    takes = ("+", "the models whose handlers are overridden")
     everywhere = True
-    help = """Override options of a model's handler on every host, while its workers run. Batch size and lease are for
-workers; rate, rows at once and hours are limits that all who claim share. What is set stands until it is changed;
-"default" gives one back to the handler, "none" is no limit. Without an option it shows what is set."""
-    epilog = """examples:
-  manage.py claimlimit photos.Photo
-  manage.py claimlimit photos.Photo --rate 100/m --max-running 20 --reason "the API is slow today"
-  manage.py claimlimit photos.Photo --hours 22:00-06:00
-  manage.py claimlimit photos.Photo --batch-size 10 --lease 5m
-  manage.py claimlimit photos.Photo --rate default"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_models(parser, "the models whose handlers are overridden", number="+")
+        super().add_arguments(parser)
         for name, (metavar, text) in _OPTIONS.items():
             parser.add_argument(
                 f"--{name.replace('_', '-')}",
@@ -61,31 +57,18 @@ workers; rate, rows at once and hours are limits that all who claim share. What 
                 help=text,
             )
         add_record(parser)
-        add_database(parser, "every database that holds the model")
 
-    def handle(
-        self,
-        *,
-        models: list[Model],
-        by: str | None,
-        reason: str,
-        database: str | None,
-        **options: object,
-    ) -> None:
+    def handle(self, *, models: list[Model], by: str | None, **options: Any) -> None:
         values = {name: options[name] for name in OVERRIDES if name in options}
+        facts = {"by": acting(by), "reason": options["reason"], "using": options["database"]}
         try:
-            for model in models:
-                if values:
-                    change_overrides(model, values, by=acting(by), reason=reason, using=database)
-                self._show(model, database)
+            for model in models if values else ():
+                change_overrides(model, values, **facts)
         except ValueError as error:
             raise CommandError(str(error), returncode=USAGE) from error
-
-    def _show(self, model: Model, database: str | None) -> None:
-        aliases = places_of(database, [model])
-        for alias in aliases:
+        for model, alias in self.where:
             text = in_words(overrides_of(model, using=alias)) or "no overrides"
-            where = f" on {alias}" if len(aliases) > 1 else ""
+            where = f" on {alias}" if len(self.where) > len(models) else ""
             self.stdout.write(f"{model._meta.label}{where}: {text}")
 
 

@@ -1,6 +1,11 @@
-"""``manage.py claimpause``: stop every claim of a model, on every host, until somebody resumes.
+"""Turn the switch of models off: once this returns, no claim that starts takes a row of theirs, on any host.
 
-``claimresume`` is the same command with the switch turned the other way.
+Rows that run finish. A pause outlives every restart and stands until manage.py claimresume, or until --until.
+
+Examples:
+  manage.py claimpause photos.Photo --reason "the image server is down"
+  manage.py claimpause --all --until 30m --reason deployment
+
 """
 
 from argparse import ArgumentParser
@@ -16,32 +21,23 @@ from django_taskclaim.management.base import (
     ClaimCommand,
     Model,
     acting,
-    add_database,
-    add_models,
     add_record,
     duration,
 )
 
 
 class Command(ClaimCommand):
-    """Turn the switch off."""
-
-    help = """Turn the switch of models off: once this returns, no claim that starts takes a row of theirs, on any host.
-
-Rows that run finish. A pause outlives every restart and stands until manage.py claimresume, or until --until."""
-    epilog = """examples:
-  manage.py claimpause photos.Photo --reason "the image server is down"
-  manage.py claimpause --all --until 30m --reason deployment"""
-
+    help = __doc__
+    takes = ("*", "the models to pause")
     everywhere = True
+
+    #: ``claimresume`` is the same command with the switch turned the other way.
     off: ClassVar[bool] = True
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        word = "pause" if self.off else "resume"
-        add_models(parser, f"the models to {word}")
-        parser.add_argument("--all", action="store_true", help=f"{word} every model")
+        super().add_arguments(parser)
+        parser.add_argument("--all", action="store_true", help="every model")
         add_record(parser)
-        add_database(parser, "every database that holds the model")
         if self.off:
             parser.add_argument(
                 "--until",

@@ -1,38 +1,30 @@
-"""``manage.py claimplan``: cut the keys of a source into ranges."""
+"""Cut the keys of a model's source into ranges, behind the last one that is planned.
+
+Walks the primary key and reads nothing else. May be broken off and run again, also while workers run.
+
+Examples:
+  manage.py claimplan photos.PhotoRange
+  manage.py claimplan photos.PhotoRange --chunk-size 1000000
+
+"""
 
 from argparse import ArgumentParser
-from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import router
 
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.formatting import counted, first_line
-from django_taskclaim.management.base import (
-    USAGE,
-    ClaimCommand,
-    Model,
-    add_database,
-    add_model,
-    whole_number,
-)
-from django_taskclaim.ranges import CHUNK_SIZE, RangeQuerySet, size_of_ranges
+from django_taskclaim.management.base import ONE, USAGE, ClaimCommand, whole_number
+from django_taskclaim.ranges import CHUNK_SIZE, RangeQuerySet
 
 
 class Command(ClaimCommand):
-    """Plan ranges, and say how many."""
-
-    help = """Cut the keys of a model's source into ranges, behind the last one that is planned.
-
-Walks the primary key and reads nothing else. May be broken off and run again, also while workers run."""
-    epilog = """examples:
-  manage.py claimplan photos.PhotoRange
-  manage.py claimplan photos.PhotoRange --chunk-size 1000000"""
+    help = __doc__
+    takes = ONE
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_model(parser, "the model that has RangeMixin")
-        add_database(parser, "where the router writes the model")
+        super().add_arguments(parser)
         parser.add_argument(
             "--chunk-size",
             metavar="ROWS",
@@ -43,28 +35,20 @@ Walks the primary key and reads nothing else. May be broken off and run again, a
             "--limit", metavar="N", type=whole_number, help="plan N ranges at most (default: all)"
         )
 
-    def handle(
-        self,
-        *,
-        model: Model,
-        database: str | None,
-        chunk_size: int | None,
-        limit: int | None,
-        **options: Any,
-    ) -> None:
+    def handle(self, *, chunk_size: int | None, limit: int | None, **options: Any) -> None:
+        ((model, alias),) = self.where
+        label = model._meta.label
         if not has_ranges(model):
-            text = f"The rows of {model._meta.label} are no ranges; it needs django_taskclaim.models.RangeMixin."
+            text = (
+                f"The rows of {label} are no ranges; it needs django_taskclaim.models.RangeMixin."
+            )
             raise CommandError(text, returncode=USAGE)
-        using = database or router.db_for_write(model)
-        ranges: RangeQuerySet[Any] = RangeQuerySet(model, using=using)
-        progress = partial(self._report, chunk_size or size_of_ranges(model))
+        ranges: RangeQuerySet[Any] = RangeQuerySet(model, using=alias)
         try:
-            planned = ranges.plan(chunk_size=chunk_size, limit=limit, progress=progress)
+            planned = ranges.plan(chunk_size=chunk_size, limit=limit, progress=self._report)
         except (TypeError, ValueError) as error:
-            raise CommandError(f"{model._meta.label}: {first_line(error)}") from error
-        self.stdout.write(f"Planned {counted(planned, 'range')} of {model._meta.label}.")
+            raise CommandError(f"{label}: {first_line(error)}") from error
+        self.stdout.write(f"Planned {counted(planned, 'range')} of {label}.")
 
-    def _report(self, chunk_size: int, planned: int) -> None:
-        self.stderr.write(
-            f"{counted(planned, 'range')} so far, at most {counted(planned * chunk_size, 'row')}"
-        )
+    def _report(self, planned: int) -> None:
+        self.stderr.write(f"{counted(planned, 'range')} so far")

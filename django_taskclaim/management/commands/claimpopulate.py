@@ -1,67 +1,50 @@
-"""``manage.py claimpopulate``: make the rows of a companion, in chunks that stay when it is stopped."""
+"""Add a row to a companion for each row of its source that has none yet.
+
+Goes through the source in the order of its key and commits chunk by chunk, so it may be stopped (Ctrl-C) at any
+time: what has been added stays, and the same command goes on from there. Safe to run again, and by several at once.
+
+Examples:
+  manage.py claimpopulate photos.PhotoTask
+  manage.py claimpopulate photos.PhotoTask --filter country=NZ --paused
+
+"""
 
 from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import router
 
 from django_taskclaim.columns import is_companion, source_link
 from django_taskclaim.companions import CompanionQuerySet
 from django_taskclaim.formatting import counted
-from django_taskclaim.management.base import (
-    USAGE,
-    ClaimCommand,
-    Model,
-    Report,
-    add_database,
-    add_filters,
-    add_model,
-)
-from django_taskclaim.management.rows import conditions_of
+from django_taskclaim.management.base import ONE, USAGE, ClaimCommand, add_filters
+from django_taskclaim.management.rows import Report, conditions_of
 
 #: Sources in one transaction.
 CHUNK = 10_000
 
 
 class Command(ClaimCommand):
-    """Populate, and say how far it has got."""
-
-    help = """Add a row to a companion for each row of its source that has none yet.
-
-Goes through the source in the order of its key and commits chunk by chunk, so it may be stopped (Ctrl-C) at any
-time: what has been added stays, and the same command goes on from there. Safe to run again, and by several at once."""
-    epilog = """examples:
-  manage.py claimpopulate photos.PhotoTask
-  manage.py claimpopulate photos.PhotoTask --filter country=NZ --paused"""
+    help = __doc__
+    takes = ONE
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_model(parser, "the companion to populate")
+        super().add_arguments(parser)
         add_filters(parser, "only sources")
-        add_database(parser, "where the router writes the companion")
         parser.add_argument("--paused", action="store_true", help="add the rows paused, not open")
 
-    def handle(
-        self,
-        *,
-        model: Model,
-        filters: list[str],
-        database: str | None,
-        paused: bool,
-        **options: Any,
-    ) -> None:
-        alias = database or router.db_for_write(model)
+    def handle(self, *, filters: list[str], paused: bool, **options: Any) -> None:
+        ((model, alias),) = self.where
         if not is_companion(model):
             text = (
                 f"{model._meta.label} has no source; add django_taskclaim.models.SourceMixin to it."
             )
             raise CommandError(text, returncode=USAGE)
-        rows: CompanionQuerySet[Any] = CompanionQuerySet(model, using=alias)
         try:
             link = source_link(model)
             sources = link.source._default_manager.using(link.alias_beside(alias))
             sources = sources.filter(*conditions_of(filters, link.source))
-            self._populate(rows, sources, paused)
+            self._populate(CompanionQuerySet(model, using=alias), sources, paused)
         except TypeError as error:
             raise CommandError(str(error), returncode=USAGE) from error
 

@@ -1,4 +1,17 @@
-"""``manage.py claimprune``: delete rows that have been complete for long."""
+"""Delete rows that were completed longer ago than --older-than, by the database's clock.
+
+First they are counted and, on a terminal, you are asked. They are then deleted chunk by chunk, each committed, so it
+may be stopped (Ctrl-C) at any time. A row that was opened again meanwhile stays, and so does one that is locked. What
+refers to a row follows Django's on_delete: it is deleted with it, or keeps it. What was done is recorded.
+
+Rows in any other state are never deleted, nor are complete ones without a completed_at, nor the last of the ranges.
+
+Examples:
+  manage.py claimprune photos.Photo --older-than 30d --dry-run
+  manage.py claimprune photos.Photo --older-than 30d
+  manage.py claimprune photos.Photo --older-than 12h --filter country=NZ --noinput
+
+"""
 
 from argparse import ArgumentParser
 from collections.abc import Iterator
@@ -7,7 +20,6 @@ from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import router
 from django.db.models import CASCADE
 
 from django_taskclaim.columns import claim_columns, is_companion
@@ -17,23 +29,10 @@ from django_taskclaim.management.base import USAGE, Model, duration
 from django_taskclaim.management.rows import RowsCommand
 from django_taskclaim.querysets.operating import prunable
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.states import Status
 
 
 class Command(RowsCommand):
-    """Delete old rows."""
-
-    help = """Delete rows that were completed longer ago than --older-than, by the database's clock.
-
-First they are counted and, on a terminal, you are asked. They are then deleted chunk by chunk, each committed, so it
-may be stopped (Ctrl-C) at any time. A row that was opened again meanwhile stays, and so does one that is locked. What
-refers to a row follows Django's on_delete: it is deleted with it, or keeps it. What was done is recorded.
-
-Rows in any other state are never deleted, nor are complete ones without a completed_at, nor the last of the ranges."""
-    epilog = """examples:
-  manage.py claimprune photos.Photo --older-than 30d --dry-run
-  manage.py claimprune photos.Photo --older-than 30d
-  manage.py claimprune photos.Photo --older-than 12h --filter country=NZ --noinput"""
+    help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
@@ -45,21 +44,15 @@ Rows in any other state are never deleted, nor are complete ones without a compl
         )
         super().add_arguments(parser)
 
-    def handle(self, *, model: Model, older_than: timedelta, **options: Any) -> None:
-        alias = options["database"] or router.db_for_write(model)
+    def handle(self, *, older_than: timedelta, **options: Any) -> None:
+        ((model, alias),) = self.where
         try:
             old = prunable(ClaimTarget.of(model, alias), older_than)
         except TypeError as error:
             raise CommandError(str(error), returncode=USAGE) from error
-        self.act(
-            PRUNE,
-            model,
-            states=[Status.COMPLETE],
-            narrowed=(old, f"for more than {format_duration(older_than)}"),
-            warnings=list(_warnings(model)),
-            do=partial(PRUNE.verb, older_than=older_than),
-            **options,
-        )
+        which = f"complete, for more than {format_duration(older_than)}"
+        verb = partial(PRUNE.verb, older_than=older_than)
+        self.act(PRUNE, which, old, verb, warnings=list(_warnings(model)), **options)
 
 
 def _warnings(model: Model) -> Iterator[str]:

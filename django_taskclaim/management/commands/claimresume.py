@@ -1,28 +1,28 @@
-"""``manage.py claimresume``: let claims flow again."""
+"""Turn the switch of models on again; workers notice within seconds.
+
+--all takes back the pause of everything; models that were paused by name stay paused, and are named here.
+
+Examples:
+  manage.py claimresume photos.Photo
+  manage.py claimresume --all
+
+"""
 
 from typing import Any
 
-from django_taskclaim.management.base import Model, places
 from django_taskclaim.management.commands.claimpause import Command as Pause
 from django_taskclaim.switch import paused_by, paused_model
 
 
 class Command(Pause):
-    """Turn the switch on, and name each pause that stays: of everything, or of a parent."""
-
-    help = """Turn the switch of models on again; workers notice within seconds.
-
---all takes back the pause of everything; models that were paused by name stay paused, and are named here."""
-    epilog = """examples:
-  manage.py claimresume photos.Photo
-  manage.py claimresume --all"""
-
+    help = __doc__
+    takes = ("*", "the models to resume")
     off = False
 
-    def handle(self, *, models: list[Model], database: str | None, **options: Any) -> None:
-        super().handle(models=models, database=database, **options)
-        for model, alias in places(models, database):
-            if (pause := paused_by(model, using=alias)) is None:
+    def handle(self, **options: Any) -> None:
+        super().handle(**options)
+        for model in dict.fromkeys(model for model, _ in self.where):
+            if (pause := paused_by(model, using=options["database"])) is None:
                 continue
             label, who = paused_model(pause), f" by {pause.by}" if pause.by else ""
             text = (

@@ -1,9 +1,28 @@
-"""``manage.py claimstatus``: how far each table has got, who works on it, and who holds what."""
+"""Show how far the rows of each model have got, what is stopped and why, who holds rows, and who works.
+
+Reads without locks; counting reads every row of the table once, but for --watch, which estimates large tables (~).
+
+Examples:
+  manage.py claimstatus                       every claimable model
+  manage.py claimstatus photos.Photo --watch  drawn again every 2 seconds
+  manage.py claimstatus --format json
+  manage.py claimstatus -v 0 --fail-if "oldest_due>15m,failed>0,workers<1"     for monitors
+  manage.py claimstatus photos.Photo --require-complete && deploy
+
+Conditions of --fail-if are parted by commas and compare by > >= < <= = != a figure with a number or an age (15m):
+  open, due, waiting, processing, complete, failed, paused, total, unfinished, expired, throttles, workers, oldest_due,
+  oldest_expired, paused_for
+
+Exit codes:
+  0  shown, and no condition of --fail-if holds
+  1  one does, or a model could not be read; the message says what
+  2  wrong usage
+
+"""
 
 import contextlib
 import json
 import shutil
-import textwrap
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
@@ -26,13 +45,10 @@ from django_taskclaim.management.base import (
     USAGE,
     ClaimCommand,
     Model,
-    add_database,
-    add_models,
     duration,
     lacking_of,
-    places,
 )
-from django_taskclaim.management.figures import FIGURES, Condition, Speed, conditions, figures_of
+from django_taskclaim.management.figures import Condition, Speed, conditions, figures_of
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.errors import last_errors
 from django_taskclaim.monitoring.overview import (
@@ -50,6 +66,9 @@ WATCH_EVERY = PATIENCE = timedelta(seconds=2)
 
 #: So many holders and recent errors of a model are shown.
 HOLDERS, ERRORS = 10, 3
+
+#: The conditions that hold while a row is not complete.
+UNDONE = "unfinished>0,failed>0"
 
 #: Goes up when a key of the JSON is taken away or changes its meaning; new keys come without.
 VERSION = 1
@@ -87,28 +106,11 @@ class Look:
 
 
 class Command(ClaimCommand):
-    """Show the overview of each model."""
-
+    help = __doc__
     writes = False
-    help = """Show how far the rows of each model have got, what is stopped and why, who holds rows, and who works.
-
-Reads without locks; counting reads every row of the table once, but for --watch, which estimates large tables (~)."""
-    epilog = f"""examples:
-  manage.py claimstatus                       every claimable model
-  manage.py claimstatus photos.Photo --watch  drawn again every 2 seconds
-  manage.py claimstatus --format json
-  manage.py claimstatus -v 0 --fail-if "oldest_due>15m,failed>0,workers<1"     for monitors
-  manage.py claimstatus photos.Photo --fail-if "unfinished>0,failed>0" && deploy
-
-conditions of --fail-if are parted by commas and compare by > >= < <= = != a figure with a number or an age (15m):
-{textwrap.indent(textwrap.fill(", ".join(FIGURES), 100), "  ")}"""
-    exit_codes = """  0  shown, and no condition of --fail-if holds
-  1  one does, or a model could not be read; the message says what
-  2  wrong usage"""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_models(parser, "the models to show (default: every claimable model)")
-        add_database(parser, "where the router writes each model")
+        super().add_arguments(parser)
         parser.add_argument(
             "--format", choices=("text", "json"), default="text", help="for people, or for programs"
         )
@@ -128,9 +130,16 @@ conditions of --fail-if are parted by commas and compare by > >= < <= = != a fig
             metavar="CONDITIONS",
             help="exit with 1 if one of these holds for one of the models",
         )
+        parser.add_argument(
+            "--require-complete",
+            action="store_true",
+            help=f'exit with 1 if a row is not complete: short for --fail-if "{UNDONE}"',
+        )
 
-    def handle(self, *, models: list[Model], database: str | None, **options: Any) -> None:
-        where, asked = places(models, database), options["fail_if"]
+    def handle(self, *, models: list[Model], **options: Any) -> None:
+        where, asked = self.where, [*options["fail_if"]]
+        if options["require_complete"]:
+            asked += conditions(UNDONE)
         if options["watch"] is not None:
             if asked or options["format"] != "text" or not self.stdout.isatty():
                 text = "--watch needs a terminal to draw on, and no --format or --fail-if."

@@ -1,4 +1,27 @@
-"""``manage.py claimworker``: run workers until told to stop, or until the work is done."""
+"""Claim rows of the given models and run their handlers on them, until told to stop.
+
+Run it on as many machines as you like. A worker that dies, hangs or is cut off loses its rows when their lease
+is over, and others do them.
+
+Examples:
+  manage.py claimworker                                   every model that has a handler, until SIGTERM or Ctrl-C
+  manage.py claimworker photos.Photo --processes 4 --threads 2
+  manage.py claimworker photos.Photo mail.Outbox --drain  until nothing is left, for a Kubernetes Job
+  manage.py claimworker mail.Outbox --in-process --drain  from cron, one process
+  manage.py claimworker mail.Outbox --in-process --max-rows 500 --drain
+  manage.py claimworker photos.Photo --filter country=NZ --filter width__isnull=true
+
+Signals:
+  SIGTERM or SIGINT: claim nothing more, give back what has not started, let running rows go on for the grace period.
+  A second one: give everything back and leave within 5 seconds.
+
+Exit codes:
+  0  ended as asked: stopped, drained, or a limit of rows or time reached
+  1  a running handler was cut short, processes could not be kept alive, or tables are not there yet
+  2  wrong usage
+  3  a drain ended with work left, because the model is paused or throttled
+
+"""
 
 import signal
 import sys
@@ -25,8 +48,6 @@ from django_taskclaim.handlers import Handler, models_with_handler
 from django_taskclaim.management.base import (
     ClaimCommand,
     add_filters,
-    add_models,
-    database_alias,
     duration,
     lacking_of,
     whole_number,
@@ -46,35 +67,16 @@ from django_taskclaim.worker.stop_signals import answer_unless_stopped, hold_sto
 
 
 class Command(ClaimCommand):
-    """Parse, run, exit with the worker's code."""
-
+    help = __doc__
     in_english = False
-    help = """Claim rows of the given models and run their handlers on them, until told to stop.
-
-Run it on as many machines as you like. A worker that dies, hangs or is cut off loses its rows when their lease
-is over, and others do them."""
-    epilog = """examples:
-  manage.py claimworker                                   every model that has a handler, until SIGTERM or Ctrl-C
-  manage.py claimworker photos.Photo --processes 4 --threads 2
-  manage.py claimworker photos.Photo mail.Outbox --drain  until nothing is left, for a Kubernetes Job
-  manage.py claimworker mail.Outbox --in-process --drain  from cron, one process
-  manage.py claimworker mail.Outbox --in-process --max-rows 500 --drain
-  manage.py claimworker photos.Photo --filter country=NZ --filter width__isnull=true
-
-signals:
-  SIGTERM or SIGINT: claim nothing more, give back what has not started, let running rows go on for the grace period.
-  A second one: give everything back and leave within 5 seconds."""
-    exit_codes = """  0  ended as asked: stopped, drained, or a limit of rows or time reached
-  1  a running handler was cut short, processes could not be kept alive, or tables are not there yet
-  2  wrong usage
-  3  a drain ended with work left, because the model is paused or throttled"""
+    takes = ("*", "what to claim from (every model that has a handler)")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         number: dict[str, Any] = {"type": whole_number, "metavar": "N"}
         seconds: dict[str, Any] = {"type": duration, "metavar": "SECONDS"}
         most = {"type": partial(whole_number, most=conf.MAX_BATCH_SIZE)}
         add = parser.add_argument
-        add_models(parser, "what to claim from (every model that has a handler)")
+        super().add_arguments(parser)
         add("--processes", **number, default=1, help="worker processes (1)")
         add("--threads", **number, default=1, help="handler threads in each process (1)")
         add(
@@ -89,8 +91,6 @@ signals:
         add("--drain", action="store_true", help="end once nothing is open or processing")
         add("--max-rows", **number, help="end after N rows, per process")
         add("--max-time", **seconds, help="end after this long")
-        text = "database to work on (where the router writes the models)"
-        add("--database", type=database_alias, metavar="ALIAS", help=text)
         text = "first part of the holder's name in the table (worker)"
         add("--name", type=holder_name, default="worker", help=text)
         text = "touch this file every few seconds while all is well, for a liveness probe"

@@ -1,4 +1,22 @@
-"""``manage.py release_expired``: put back the rows of workers that died, for projects without a standing worker."""
+"""Put back rows whose lease has ended by the database's clock, so that others can claim them.
+
+Workers do this by themselves; the command is for projects where people or cron jobs claim rows. A row that a
+worker lost is charged a try and fails once its tries are used up; a row that a person let lapse is never charged.
+Rows that are locked at the moment are left for the next time. With --loop a row comes back a quarter of its lease
+after it was found, so that living workers renew first where the database was away. What is written down and too old
+(silent workers, acts, histories, minutes of throughput) is forgotten. Safe to run anywhere, any number of times at
+once.
+
+Examples:
+  manage.py release_expired                         every claimable model, once (from cron)
+  manage.py release_expired photos.Photo --loop     look again and again until SIGTERM or Ctrl-C
+
+Exit codes:
+  0  done, or stopped while looping
+  1  the database refused (while looping it is asked again instead)
+  2  wrong usage
+
+"""
 
 import signal
 import time
@@ -15,14 +33,7 @@ from django_taskclaim.control import poller
 from django_taskclaim.control.models import is_on
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line
-from django_taskclaim.management.base import (
-    ClaimCommand,
-    Model,
-    add_database,
-    add_models,
-    places,
-    whole_number,
-)
+from django_taskclaim.management.base import ClaimCommand, Model, whole_number
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
@@ -36,26 +47,10 @@ CHUNKS = 100
 
 
 class Command(ClaimCommand):
-    """Put back what has expired, once or again and again."""
-
-    help = """Put back rows whose lease has ended by the database's clock, so that others can claim them.
-
-Workers do this by themselves; the command is for projects where people or cron jobs claim rows. A row that a
-worker lost is charged a try and fails once its tries are used up; a row that a person let lapse is never charged.
-Rows that are locked at the moment are left for the next time. With --loop a row comes back a quarter of its lease
-after it was found, so that living workers renew first where the database was away. What is written down and too old
-(silent workers, acts, histories, minutes of throughput) is forgotten. Safe to run anywhere, any number of times at
-once."""
-    epilog = """examples:
-  manage.py release_expired                         every claimable model, once (from cron)
-  manage.py release_expired photos.Photo --loop     look again and again until SIGTERM or Ctrl-C"""
-    exit_codes = """  0  done, or stopped while looping
-  1  the database refused (while looping it is asked again instead)
-  2  wrong usage"""
+    help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_models(parser, "the models to look at (default: every claimable model)")
-        add_database(parser, "where the router writes each model")
+        super().add_arguments(parser)
         parser.add_argument(
             "--limit",
             metavar="N",
@@ -68,16 +63,8 @@ once."""
             help='look every TASKCLAIM["REAPER_INTERVAL"] until SIGTERM or Ctrl-C',
         )
 
-    def handle(
-        self,
-        *,
-        models: list[Model],
-        database: str | None,
-        limit: int | None,
-        loop: bool,
-        **options: Any,
-    ) -> None:
-        where = places(models, database)
+    def handle(self, *, limit: int | None, loop: bool, **options: Any) -> None:
+        where = self.where
         if not where:
             self.stdout.write("No installed model can be claimed, so nothing can expire.")
             return
