@@ -68,7 +68,8 @@ class FencedModel(models.Model):
         if from_queryset is None and claim_of(self) is not None:
             from_queryset = _all_rows(type(self), using, instance=self)
         super().refresh_from_db(using, names, from_queryset)
-        remember(self, _attnames(self, names))
+        ours = claim_columns(type(self)).guarded_names
+        remember(self, ours if names is None else ours.intersection(names))
 
     def save(self, *args: Any, **kwargs: Any) -> Any:
         """Django's ``save``, without the claim columns and fenced while the row carries a claim.
@@ -86,7 +87,7 @@ class FencedModel(models.Model):
         else:
             refuse_assigned(self)
         saved: Any = super().save(*args, **kwargs)
-        remember(self, _attnames(self, names))
+        remember(self, claim_columns(type(self)).guarded_names)
         return saved
 
     def save_base(
@@ -226,10 +227,7 @@ class FencedQuerySet(models.QuerySet[M]):
     def bulk_update(
         self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None
     ) -> int:
-        """Django's ``bulk_update``, fenced: where an instance's claim was lost, ClaimLost and nothing written.
-
-        Instances that carry a claim are written as by a verb: this queryset's conditions do not count.
-        """
+        """Django's ``bulk_update``, fenced: where an instance's claim was lost, ClaimLost and nothing written."""
         rows, names = list(objs), list(fields)
         refuse_names(self.model, names, "bulk_update()")
         self._for_write = True
@@ -238,11 +236,7 @@ class FencedQuerySet(models.QuerySet[M]):
         with transaction.atomic(using=self.db, savepoint=False):
             lost = lock_claims(held)
             if not lost:
-                everywhere = type(self)(self.model, using=self.db)
-                written = super(FencedQuerySet, everywhere).bulk_update(held, names, batch_size)
-                done = set(map(id, held))
-                others = [row for row in rows if id(row) not in done]
-                written += super().bulk_update(others, names, batch_size)
+                written = super().bulk_update(rows, names, batch_size)
         if lost:
             raise_lost(lost, [])
         return written
@@ -273,10 +267,10 @@ class FencedQuerySet(models.QuerySet[M]):
         created = super().bulk_create(
             rows, batch_size, ignore_conflicts, update_conflicts, update_fields, unique_fields
         )
-        guarded = [field.attname for field in claim_columns(self.model).guarded]
+        columns = claim_columns(self.model)
         for row in created:
-            remember(row, guarded)
-        call_workers(claim_columns(self.model).owner, self.db)
+            remember(row, columns.guarded_names)
+        call_workers(columns.owner, self.db)
         return created
 
     vars(bulk_create)["alters_data"] = True
@@ -301,16 +295,6 @@ def fence_delete(model: Any) -> None:
 def _all_rows(model: type[models.Model], using: str | None, **hints: Any) -> object:
     """Return every row of *model*: one that is claimed may be hidden by the base manager (``base_manager_name``)."""
     return models.QuerySet(model, using=using, hints=hints)
-
-
-def _attnames(row: models.Model, names: Iterable[str] | None) -> list[str]:
-    """Return the attnames of the columns with these *names*, or of all."""
-    wanted = None if names is None else set(names)
-    return [
-        field.attname
-        for field in row._meta.concrete_fields
-        if wanted is None or not wanted.isdisjoint((field.name, field.attname))
-    ]
 
 
 # What an instance may be saved with
