@@ -72,22 +72,22 @@ class Population:
         try:
             return in_transaction(self.target, self._add_once, sources, near)
         except IntegrityError:
-            return in_transaction(self.target, self._add_once, sources, Q(), again=True)
+            return in_transaction(self.target, self._add_once, sources, near)
 
-    def _add_once(self, sources: Rows, near: Q, *, again: bool = False) -> int:
+    def _add_once(self, sources: Rows, near: Q) -> int:
         # Calls of ``populate`` wait for each other, so each finds what the one before has made.
         self.target.dialect.advisory_lock(f"{self.owner._meta.label_lower}:#populate")
         there = self.target.rows.filter(near)
         if self.is_one_statement:
-            added = self._insert(sources, there, again)
+            added = self._insert(sources, there)
         else:
             added = self._copy(sources)
         if added:
             call_workers(self.owner, self.target.alias)
         return added
 
-    def _insert(self, sources: Rows, there: Rows, again: bool) -> int:
-        """Insert what *there* lacks, by one INSERT … SELECT. The second try skips duplicates, if the database can."""
+    def _insert(self, sources: Rows, there: Rows) -> int:
+        """Insert what *there* lacks, by one INSERT … SELECT."""
         # On an empty table this condition would only cost time.
         if there.exists():
             pairs = zip(self.link.own, self.link.theirs, strict=True)
@@ -106,9 +106,7 @@ class Population:
         chosen, dialect = sources.annotate(**named).values_list(*named), self.target.dialect
         text, params = chosen.query.get_compiler(connection=dialect.connection).as_sql()
         into = [*self.link.own, *constants]
-        skip_by = self.link.own if again and dialect.skips_duplicates else ()
-        selected = SQL(text, tuple(params))
-        return dialect.insert_selected(self.target.table, into, selected, skip_by=skip_by)
+        return dialect.insert_selected(self.target.table, into, SQL(text, tuple(params)))
 
     def _copy(self, sources: Rows) -> int:
         """Read the keys of *sources* and insert those that are not there."""

@@ -166,8 +166,6 @@ class Dialect:
     walks_small_tables: ClassVar[bool] = False
     #: Whether ``(a, b) > (1, 2)`` is found by an index over a and b.
     seeks_row_values: ClassVar[bool] = True
-    #: Whether an INSERT can skip rows whose key exists, and no others; INSERT IGNORE of MySQL hides other errors too.
-    skips_duplicates: ClassVar[bool] = False
     #: Whether the claim index leaves out rows that are complete; see ``indexes``.
     leaves_out_complete: ClassVar[bool] = False
 
@@ -540,16 +538,7 @@ class Dialect:
             for key, cells in zip(table.prepared_keys(keys), given, strict=True)
         ]
 
-    def insert_selected(
-        self, table: KeyTable, into: Fields, selected: SQL, *, skip_by: Fields = ()
-    ) -> int:
-        """Insert the rows that a SELECT returns into the columns *into*, and return how many.
-
-        Rows that exist already by the unique columns *skip_by* are skipped, at the cost of a third more time. Only a
-        database with ``skips_duplicates`` can do that.
-        """
-        names, unique = (", ".join(map(table.column, fields)) for fields in (into, skip_by))
-        insertion = sql("INSERT INTO {} ({}) {}", table.name, names, selected)
-        if unique:
-            insertion = sql("{} ON CONFLICT ({}) DO NOTHING", insertion, unique)
-        return self.run(insertion)
+    def insert_selected(self, table: KeyTable, into: Fields, selected: SQL) -> int:
+        """Insert the rows that a SELECT returns into the columns *into*, and return how many."""
+        names = ", ".join(map(table.column, into))
+        return self.run(sql("INSERT INTO {} ({}) {}", table.name, names, selected))

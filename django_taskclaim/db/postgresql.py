@@ -49,7 +49,6 @@ class PostgreSQL(Dialect):
     moment_after = "(STATEMENT_TIMESTAMP() + {} * INTERVAL '1 second')"
     unix_time = "FLOOR(EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP()))::bigint"
     lock_clause = "FOR NO KEY UPDATE"
-    skips_duplicates = True
     names_open_transactions = True
     leaves_out_complete = True
 
