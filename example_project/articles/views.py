@@ -7,8 +7,7 @@ from django import forms
 from django.contrib.auth import get_user_model
 from django.urls import reverse_lazy
 
-from django_taskclaim.contrib.review.editing import HeldRowView
-from django_taskclaim.contrib.review.my_work import MyWorkView
+from django_taskclaim.contrib.review.views import HeldRowView, MyWorkView
 
 from .models import Article
 

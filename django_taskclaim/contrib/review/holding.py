@@ -1,11 +1,10 @@
 """What both views share: who holds, for how long, under which queryset, and the ping that renews."""
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django.apps import apps
-from django.contrib.auth import get_backends, get_permission_codename
+from django.contrib.auth import get_permission_codename
 from django.contrib.auth.mixins import UserPassesTestMixin
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import models
@@ -17,17 +16,14 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_protect
 from django.views.generic import View
 
-from django_taskclaim.claim import carried_claim
-from django_taskclaim.columns import claim_columns
+from django_taskclaim import conf
 from django_taskclaim.connecting import in_no_transaction
-from django_taskclaim.contrib.review.outcomes import outcome_of
+from django_taskclaim.contrib.review.templatetags.taskclaim import claim_column, clock_time
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.fields import as_utc
-from django_taskclaim.holders import holder_of
-from django_taskclaim.monitoring.overview import database_time
+from django_taskclaim.holders import holder_of, name_of
 from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.states import Token
+from django_taskclaim.states import Status, Token
 
 #: Seconds between two pings at least and at most: often enough to tell of a loss while it can still be mended.
 PING_AT_LEAST, PING_AT_MOST = 5.0, 60.0
@@ -44,7 +40,7 @@ class HolderMixin(UserPassesTestMixin, View):
     written. The view runs outside ATOMIC_REQUESTS, and checks the CSRF token without any middleware.
     """
 
-    #: How long a claim lasts after the last sign of its holder.
+    #: How long a claim lasts after the last sign of its holder; a number means seconds.
     lease: timedelta | float = timedelta(hours=1)
     #: The methods that a POST may name in ``act``.
     acts: ClassVar[tuple[str, ...]] = ("ping",)
@@ -61,35 +57,21 @@ class HolderMixin(UserPassesTestMixin, View):
 
     # Who may
 
-    def may_edit(self, user: object, row: object = None) -> bool:
+    def may_edit(self, user: Any, row: object = None) -> bool:
         """Say whether *user* may hold and change *row*, or with None rows of the view's model at all. To override.
 
-        By default that takes the model's change permission. Where a backend in ``AUTHENTICATION_BACKENDS`` answers for
-        single rows, it takes that for the row as well.
+        By default that takes the model's change permission, for every row.
         """
-        return may_change(user, self.get_queryset().model, row)
+        meta = self.get_queryset().model._meta
+        return bool(user.has_perm(f"{meta.app_label}.{get_permission_codename('change', meta)}"))
 
     def test_func(self) -> bool:
         """Say whether the user may do anything here, asked before each request: if not, the answer is Django's 403."""
         return self.request.user.is_authenticated and self.may_edit(self.request.user)
 
-    def asks_each_row(self) -> bool:
-        """Say whether ``may_edit()`` can answer differently for two rows."""
-        return type(self).may_edit is not HolderMixin.may_edit or backends_know_rows()
-
     def holder(self) -> str:
         """Return the name under which the user holds rows; of your own, if you like, but never from the request."""
         return holder_of(self.request.user)
-
-    def get_lease(self) -> timedelta:
-        """Return how long a claim lasts that is taken or renewed now."""
-        lease = self.lease
-        return lease if isinstance(lease, timedelta) else timedelta(seconds=lease)
-
-    def ping_every(self) -> int:
-        """Return how many seconds the page waits between two pings."""
-        seconds = self.get_lease().total_seconds() / RENEWALS_PER_LEASE
-        return round(max(PING_AT_LEAST, min(seconds, PING_AT_MOST)))
 
     def post(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
         name = request.POST.get("act", "")
@@ -100,16 +82,25 @@ class HolderMixin(UserPassesTestMixin, View):
 
     # The ping
 
+    def heartbeat(self) -> dict[str, Any]:
+        """Return what the template needs for the ping: where to, and how many seconds the page waits between two."""
+        seconds = self.lease_in_seconds() / RENEWALS_PER_LEASE
+        every = round(max(PING_AT_LEAST, min(seconds, PING_AT_MOST)))
+        return {"url": self.request.path, "every": every}
+
+    def lease_in_seconds(self) -> float:
+        return conf.DURATION.check(self.lease, "lease").total_seconds()
+
     def ping(self) -> HttpResponse:
         """Renew the claims that the page shows, and say which are lost and why."""
         named = list(self._named_claims())
-        lost = self._renewed([row for _pk, row in named if row is not None])
-        held = [(pk, row) for pk, row in named if row is not None and row not in lost]
+        lost = self.renew([row for _pk, row in named if row is not None])
         gone = [pk for pk, row in named if row is None or row in lost]
-        now = database_time(carried_claim(held[0][1]).alias) if held else None
+        held = [pk for pk, row in named if row is not None and row not in lost]
+        left = self.lease_in_seconds()
         return JsonResponse(
             {
-                "held": [{"pk": pk, "left": _seconds_left(row, now)} for pk, row in held],
+                "held": [{"pk": pk, "left": left} for pk in held],
                 "lost": [{"pk": pk, "why": self._why_lost(pk)} for pk in gone],
             }
         )
@@ -121,12 +112,12 @@ class HolderMixin(UserPassesTestMixin, View):
         for _number, (pk, token) in zip(range(MOST_PINGED), pairs, strict=False):
             yield pk, self.carrying(pk, token)
 
-    def _renewed(self, rows: list[Any]) -> list[object]:
+    def renew(self, rows: list[Any]) -> list[object]:
         """Renew, and return those that were lost."""
         if not rows:
             return []
         try:
-            ClaimQuerySet(type(rows[0])).renew(rows, self.get_lease())
+            ClaimQuerySet(type(rows[0])).renew(rows, self.lease)
         except ClaimLost as error:
             return error.lost
         return []
@@ -135,7 +126,7 @@ class HolderMixin(UserPassesTestMixin, View):
         row = self.stored_row(pk)
         if row is not None and not self.may_edit(self.request.user, row):
             return _("You may not change it.")
-        return outcome_of(row, self.holder()).sentence
+        return outcome_of(row, self.holder())
 
     # Rows
 
@@ -147,12 +138,12 @@ class HolderMixin(UserPassesTestMixin, View):
         """
         try:
             named = Token.parse(token)
-            row = (
-                self.get_queryset().with_token(pk, named) if named.holder == self.holder() else None
-            )
+            if named.holder != self.holder():
+                return None
+            row = self.get_queryset().with_token(pk, named)
         except (ObjectDoesNotExist, ValueError, ValidationError):
             return None
-        return row if row is not None and self.may_edit(self.request.user, row) else None
+        return row if self.may_edit(self.request.user, row) else None
 
     def stored_row(self, pk: object) -> models.Model | None:
         """Return the row as it is now, carrying no claim; None where it is gone, or not in ``get_queryset()``."""
@@ -164,51 +155,28 @@ class HolderMixin(UserPassesTestMixin, View):
             return None
         return found
 
-    def heartbeat(self) -> dict[str, Any]:
-        """Return what the template needs for the ping."""
-        return {
-            "url": self.request.path,
-            "every": self.ping_every(),
-        }
 
-
-def _seconds_left(row: models.Model, now: datetime | None) -> float | None:
-    try:
-        expiry = getattr(row, claim_columns(type(row)).expires_at.attname)
-    except ObjectDoesNotExist:
-        # Deleted since; the next ping tells.
-        expiry = None
-    if expiry is None or now is None:
-        return None
-    return round((as_utc(expiry) - now).total_seconds(), 1)
-
-
-# What is asked of Django's permissions
-
-#: By these methods a backend answers for a single row. Django's own backends have no such answer.
-_ANSWERS = ("has_perm", "get_all_permissions", "get_user_permissions", "get_group_permissions")
-
-
-def may_change(user: Any, model: Any, row: Any = None) -> bool:
-    """Say whether *user* has the change permission of *model*, and that of *row* where a backend knows single rows."""
-    meta = model._meta
-    permission = f"{meta.app_label}.{get_permission_codename('change', meta)}"
-    if not user.has_perm(permission):
-        return False
-    return row is None or not backends_know_rows() or bool(user.has_perm(permission, row))
-
-
-def may_operate(user: Any) -> bool:
-    """Say whether *user* may take rows from others: with ``taskclaim_control.operate``, where that app is installed."""
-    with_control = apps.is_installed("django_taskclaim.control")
-    return not with_control or bool(user.has_perm("taskclaim_control.operate"))
-
-
-def backends_know_rows() -> bool:
-    """Say whether one of ``AUTHENTICATION_BACKENDS`` may have an answer for a single row."""
-    return any(
-        getattr(backend, name).__module__ != "django.contrib.auth.backends"
-        for backend in get_backends()
-        for name in _ANSWERS
-        if hasattr(backend, name)
-    )
+def outcome_of(row: models.Model | None, asked_by: str) -> str:
+    """Say to the holder *asked_by* who holds the stored *row*, or what became of it; None is a row that is gone."""
+    if row is None:
+        return _("It is gone.")
+    status, holder = claim_column(row, "status"), claim_column(row, "claimed_by")
+    since, ended = claim_column(row, "claimed_at"), claim_column(row, "completed_at")
+    if status == Status.PROCESSING and holder == asked_by:
+        text = _("You have held it again since %(since)s: open it again.")
+    elif status == Status.PROCESSING:
+        text = _("%(name)s has held it since %(since)s, and keeps it until %(until)s at least.")
+    elif status == Status.COMPLETE and holder == asked_by:
+        text = _("You finished it at %(ended)s.")
+    elif status == Status.COMPLETE:
+        text = _("%(name)s finished it at %(ended)s.")
+    elif status == Status.OPEN:
+        text = _("It was put back, and nobody holds it now.")
+    else:
+        text = _("It was set aside or given up, and nobody works on it.")
+    return text % {
+        "name": name_of(holder) or _("Somebody"),
+        "since": clock_time(since) or "?",
+        "until": clock_time(claim_column(row, "expires_at")) or "?",
+        "ended": clock_time(ended or since) or "?",
+    }

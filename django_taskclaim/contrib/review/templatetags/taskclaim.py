@@ -21,10 +21,10 @@ _MINUTE = timedelta(minutes=1)
 
 
 @register.filter
-def held_until(row: Any) -> datetime | None:
-    """Return when the row's lease ends; None for a row that nobody holds."""
-    found: datetime | None = getattr(row, claim_columns(type(row)).expires_at.attname)
-    return found
+def claim_column(row: Any, role: str) -> Any:
+    """Return what the row has in its claim column of this role, such as ``expires_at``; None without such a column."""
+    field = getattr(claim_columns(type(row)), role)
+    return None if field is None else getattr(row, field.attname)
 
 
 @register.filter
@@ -36,7 +36,7 @@ def clock_time(moment: datetime | None) -> str:
 @register.simple_tag(takes_context=True)
 def time_left(context: Context, row: Any) -> str:
     """Return how long the lease lasts in words, ``41 min``; "" for a row that nobody holds."""
-    moment = held_until(row)
+    moment = claim_column(row, "expires_at")
     if moment is None:
         return ""
     alias = row._state.db or DEFAULT_DB_ALIAS
@@ -50,7 +50,7 @@ def time_left(context: Context, row: Any) -> str:
 @register.simple_tag(takes_context=True)
 def who_holds(context: Context, row: Any) -> str:
     """Return who holds or has finished the row, "you" for who looks; "" for nobody."""
-    holder = getattr(row, claim_columns(type(row)).claimed_by.attname)
+    holder = claim_column(row, "claimed_by")
     if not holder:
         return ""
     user = getattr(context.get("request"), "user", None)
