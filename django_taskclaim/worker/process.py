@@ -8,6 +8,7 @@ import gc
 import select
 import threading
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
@@ -48,9 +49,11 @@ LAST_WORDS = 0.5
 
 
 class Process:
-    """Claimer, service and handler threads around the rows they hold."""
+    """Claimer, service and handler threads around the rows they hold, and the loop of the main thread."""
 
-    def __init__(self, options: WorkerOptions, memory: object = None) -> None:
+    def __init__(
+        self, options: WorkerOptions, memory: object = None, link: Connection | None = None
+    ) -> None:
         self.options = options
         handlers = options.handlers()
         self.inflight = InFlight(Notes(memory))
@@ -60,7 +63,12 @@ class Process:
         self.threads: list[Service | Executor | Claimer]
         self.threads = [self.service, *self.executors, self.claimer]
         self.hang_detectors = [HangDetector(thread) for thread in (self.service, self.claimer)]
-        self._stopping = False
+        #: To the supervisor; None without one, and once it is dead.
+        self._link = link
+        self._grace: float = options.grace.total_seconds()
+        #: By ``clock()``, when what still runs is cut short; None until the process stops.
+        self._stop_by: float | None = None
+        self._recycling = False
 
     def _executors(self, handlers: list[Handler]) -> list[Executor]:
         executors: list[Executor] = []
@@ -85,15 +93,70 @@ class Process:
         self.claimer.opened.set()
         return True
 
-    def has_ended(self) -> bool:
-        """Say whether the work came to its own end: the claimer is done and every row it took is settled.
+    # The loop
+
+    def run(self, signals: SignalPipe, show_life: Callable[[], None]) -> ExitCode:
+        """Wait until the work is done or a stop is over, and return how the process ends."""
+        sign_due = 0.0
+        while not self._has_ended():
+            self._listen(signals)
+            self.service.keeper.fence()
+            if clock() >= sign_due:
+                sign_due = clock() + SIGN_EVERY
+                if self.is_well():
+                    show_life()
+                elif self._stop_by is None:
+                    self._recycle()
+            if self.service.stop_asked.is_set() and self._stop_by is None:
+                self.stop(self._grace)
+        return self._finish()
+
+    def _has_ended(self) -> bool:
+        """Say whether a stop is over, or the work came to its own end and every row is settled.
 
         Once the time is over, results that cannot be written are waited for no longer than a grace period.
         """
+        if self._stop_by is not None:
+            is_idle = not self.inflight.running() and not self.claimer.is_alive()
+            return is_idle or clock() >= self._stop_by
         if self.claimer.finished.is_set() and self.inflight.is_empty():
             return True
-        end, grace = self.options.ends_at, self.options.grace.total_seconds()
-        return end is not None and clock() > end + grace and self.inflight.runs_dry()
+        end = self.options.ends_at
+        return end is not None and clock() > end + self._grace and self.inflight.runs_dry()
+
+    def _listen(self, signals: SignalPipe) -> None:
+        """Wait a moment for signals, and for the commands of the supervisor."""
+        sources: list[SignalPipe | Connection] = [signals]
+        if self._link is not None:
+            sources.append(self._link)
+        pause = LOOK_EVERY if self._stop_by is None else STOPPING
+        ready, _, _ = select.select(sources, [], [], pause)
+        if signals in ready and signals.count_stops():
+            # Without a supervisor to count them, a second signal means now.
+            again = self._link is None and self._stop_by is not None
+            self.stop(NOW if again else self._grace)
+        if self._link is not None and self._link in ready:
+            self._obey(self._link)
+
+    def _obey(self, link: Connection) -> None:
+        try:
+            command = link.recv_bytes()
+        except (EOFError, OSError):
+            # The supervisor is dead.
+            self._link = None
+            self.stop(min(self._grace, ORPHAN_GRACE))
+            return
+        self.stop(NOW if command == b"now" else self._grace)
+
+    def _recycle(self) -> None:
+        self._recycling = True
+        if self._link is not None:
+            # First, because what hangs may hold the lock of a log.
+            leave_at_last(self._grace + AFTER_GRACE, ExitCode.RECYCLE)
+        self.log_why()
+        self.stop(self._grace)
+
+    # Whether it is well
 
     def is_well(self) -> bool:
         """Say whether every thread goes on, and no handler has overrun; if not, only a new process helps."""
@@ -112,13 +175,18 @@ class Process:
         """Return the threads that have died or hang; a process that stops needs no claimer."""
         died = [thread for thread in self.threads if not thread.is_alive()]
         lost = [*died, *(one.thread for one in self.hang_detectors if one.hangs())]
-        return [thread for thread in lost if not (self._stopping and thread is self.claimer)]
+        is_stopping = self._stop_by is not None
+        return [thread for thread in lost if not (is_stopping and thread is self.claimer)]
 
-    def stop(self) -> None:
-        """Claim nothing more and give back what has not started; running rows go on."""
-        if self._stopping:
+    # Ending
+
+    def stop(self, grace: float) -> None:
+        """Claim nothing more and give back what has not started; running rows go on for *grace* seconds at most."""
+        end = clock() + grace
+        if self._stop_by is not None:
+            self._stop_by = min(end, self._stop_by)
             return
-        self._stopping = True
+        self._stop_by = end
         self.claimer.leave()
         put_back = self.inflight.close()
         logger.info(
@@ -129,11 +197,7 @@ class Process:
             extra={"event": "stopping"},
         )
 
-    def is_idle(self) -> bool:
-        """Say whether nothing runs and nothing is left to write."""
-        return not self.inflight.running() and not self.claimer.is_alive()
-
-    def finish(self, *, recycle: bool = False) -> ExitCode:
+    def _finish(self) -> ExitCode:
         """Give back what still runs, sign off, and return how the process ends."""
         cut_short = self.inflight.running()
         for item in cut_short:
@@ -155,7 +219,7 @@ class Process:
                 thread.join(LAST_WORDS)
         # What was cut short has just been given back.
         summary(self.options.name, self.service.counters, 0)
-        if recycle:
+        if self._recycling:
             return ExitCode.RECYCLE
         if cut_short:
             return ExitCode.CUT_SHORT
@@ -166,27 +230,29 @@ class Process:
 
 def run_child(
     options: WorkerOptions, link: Connection, memory: object, signals: SignalPipe
-) -> None:
+) -> NoReturn:
     """Be a child of a supervisor: send ``ready``, obey ``stop`` and ``now``, and end when the supervisor has died.
 
     It ends by ``os._exit``, because a handler that sleeps would never be joined.
     """
     log_to_console(options.verbosity)
     work_in_schema(options.schema)
-    sender = Link(link)
-    sender.end_with_supervisor()
-    if signals.count_stops() or link.poll():
-        # Told to stop, or orphaned, while it imported.
-        sender.exit_cleanly(0)
-    process = Process(options, memory)
-    # What is loaded by now stays. The garbage collector need not look through it again and again.
-    gc.freeze()
-    # Before the first claim, so that a row that kills this process at once does not count as a failed start.
-    if not process.start(sender.ready):
-        process.log_why()
-        # Without "ready" it counts as a failed start.
-        leave(ExitCode.CUT_SHORT)
-    sender.exit_cleanly(MainLoop(process, options, signals, sender.alive, sender).run())
+    end_with(link)
+    code = ExitCode.ENDED
+    # Else it was told to stop, or orphaned, while it imported.
+    if not signals.count_stops() and not link.poll():
+        process = Process(options, memory, link)
+        # What is loaded by now stays. The garbage collector need not look through it again and again.
+        gc.freeze()
+        # Before the first claim, so that a row that kills this process at once does not count as a failed start.
+        if not process.start(partial(send, link, b"ready")):
+            process.log_why()
+            # Without "ready" it counts as a failed start.
+            leave(ExitCode.CUT_SHORT)
+        code = process.run(signals, partial(send, link, b"alive"))
+    # A code without this message comes from a handler that ended the process.
+    send(link, b"exiting")
+    leave(code)
 
 
 def run_in_process(options: WorkerOptions) -> int:
@@ -198,129 +264,30 @@ def run_in_process(options: WorkerOptions) -> int:
             return 0
         process.start()
         try:
-            code = MainLoop(process, options, signals, health.touch).run()
+            code = process.run(signals, health.touch)
             # Nobody starts another process.
             return ExitCode.CUT_SHORT if code == ExitCode.RECYCLE else code
         finally:
             health.remove()
 
 
-class Link:
-    """The messages between a child and its supervisor; sending never waits for a frozen supervisor."""
+def send(link: Connection, word: bytes) -> None:
+    """Send the supervisor a word, unless it is dead, or frozen and reads nothing."""
+    with contextlib.suppress(OSError):
+        if select.select([], [link], [], 0)[1]:
+            link.send_bytes(word)
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
 
-    def fileno(self) -> int:
-        return self._connection.fileno()
+def end_with(link: Connection) -> None:
+    """Start a thread that ends the process soon after its supervisor.
 
-    def end_with_supervisor(self) -> None:
-        """Start a thread that ends the process soon after its supervisor.
+    The main thread ends it in good order, unless it is held up by then, as in a log that nobody reads.
+    """
 
-        The main thread ends it in good order, unless it is held up by then, as in a log that nobody reads.
-        """
-        threading.Thread(target=self._follow, name="taskclaim-lifeline", daemon=True).start()
-
-    def _follow(self) -> None:
+    def follow() -> None:
         death = select.poll()
-        death.register(self._connection, 0)
+        death.register(link, 0)
         death.poll()
         leave_at_last(ORPHAN_END, ExitCode.CUT_SHORT)
 
-    def ready(self) -> None:
-        """Send that the process works now."""
-        self._send(b"ready")
-
-    def alive(self) -> None:
-        """Send that the threads go on."""
-        self._send(b"alive")
-
-    def exit_cleanly(self, code: int) -> NoReturn:
-        """End the process as asked. A code without this message comes from a handler that ended the process."""
-        self._send(b"exiting")
-        leave(code)
-
-    def receive(self) -> bytes:
-        """Return the next command; EOFError or OSError once the supervisor is dead."""
-        return self._connection.recv_bytes()
-
-    def _send(self, word: bytes) -> None:
-        with contextlib.suppress(OSError):
-            if select.select([], [self._connection], [], 0)[1]:
-                self._connection.send_bytes(word)
-
-
-class MainLoop:
-    """The main thread's loop."""
-
-    def __init__(
-        self,
-        process: Process,
-        options: WorkerOptions,
-        signals: SignalPipe,
-        show_life: Callable[[], None],
-        link: Link | None = None,
-    ) -> None:
-        self.process = process
-        self.signals = signals
-        self.show_life = show_life
-        self.link = link
-        self._grace: float = options.grace.total_seconds()
-        self._deadline: float | None = None
-        self._recycling = False
-        self._sign_due = 0.0
-
-    def run(self) -> int:
-        """Wait until the work is done or a stop is over, and return the exit code."""
-        while True:
-            self._listen()
-            self.process.service.keeper.fence()
-            if clock() >= self._sign_due:
-                self._sign_due = clock() + SIGN_EVERY
-                if self.process.is_well():
-                    self.show_life()
-                elif self._deadline is None:
-                    self._recycle()
-            if self.process.service.stop_asked.is_set() and self._deadline is None:
-                self._stop(self._grace)
-            if self._deadline is None:
-                if self.process.has_ended():
-                    return int(self.process.finish())
-            elif self.process.is_idle() or clock() >= self._deadline:
-                return int(self.process.finish(recycle=self._recycling))
-
-    def _listen(self) -> None:
-        sources: list[SignalPipe | Link] = [self.signals]
-        if self.link is not None:
-            sources.append(self.link)
-        pause = LOOK_EVERY if self._deadline is None else STOPPING
-        ready, _, _ = select.select(sources, [], [], pause)
-        if self.signals in ready and self.signals.count_stops():
-            # Without a supervisor to count them, a second signal means now.
-            again = self.link is None and self._deadline is not None
-            self._stop(NOW if again else self._grace)
-        if self.link is not None and self.link in ready:
-            self._obey(self.link)
-
-    def _obey(self, link: Link) -> None:
-        try:
-            command = link.receive()
-        except (EOFError, OSError):
-            # The supervisor is dead.
-            self.link = None
-            self._stop(min(self._grace, ORPHAN_GRACE))
-            return
-        self._stop(NOW if command == b"now" else self._grace)
-
-    def _recycle(self) -> None:
-        self._recycling = True
-        if self.link is not None:
-            # First, because what hangs may hold the lock of a log.
-            leave_at_last(self._grace + AFTER_GRACE, ExitCode.RECYCLE)
-        self.process.log_why()
-        self._stop(self._grace)
-
-    def _stop(self, grace: float) -> None:
-        end = clock() + grace
-        self._deadline = end if self._deadline is None else min(end, self._deadline)
-        self.process.stop()
+    threading.Thread(target=follow, name="taskclaim-lifeline", daemon=True).start()

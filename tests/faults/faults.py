@@ -174,7 +174,7 @@ FAULTS = {
         ),
         fault(
             "Children of a killed supervisor go on claiming.",
-            (PROCESS, "self._stop(min(self._grace, ORPHAN_GRACE))", "pass"),
+            (PROCESS, "self.stop(min(self._grace, ORPHAN_GRACE))", "pass"),
         ),
         fault(
             "The server never ends the transaction of a worker that is frozen in it.",
@@ -232,7 +232,7 @@ FAULTS = {
     11: [
         fault(
             "A worker that was told to stop goes on claiming.",
-            (PROCESS, "_stopping = True\n        self.claimer.leave()", "_stopping = True"),
+            (PROCESS, "_stop_by = end\n        self.claimer.leave()", "_stop_by = end"),
         ),
         fault(
             "Rows that are given back unstarted are charged a try.",

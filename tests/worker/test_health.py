@@ -78,7 +78,7 @@ def test_a_frozen_child_lets_it_age(start_worker: Start, tmp_path: Path) -> None
 def test_no_sign_is_given_while_a_handler_that_has_overrun_is_replaced() -> None:
     process = Process(WorkerOptions(("testapp.Job",), "w", "default"))
     process.service.keeper.has_overrun = True
-    process.stop()
+    process.stop(grace=1.0)
     assert not process.is_well()
     process.service.calls.wake_event.close()
 
