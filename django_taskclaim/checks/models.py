@@ -165,7 +165,7 @@ def _ranges(model: type[models.Model]) -> Iterator[CheckMessage]:
     # A database of another kind has E016.
     if is_claimable(model) and is_supported(connections[own]):
         try:
-            refuse_unplannable(RangeTarget.of(model, own))
+            refuse_unplannable(RangeTarget(model, own))
         except (TypeError, ValueError) as error:
             hint = f"{declared} commits_within = timedelta(minutes=10); plan_ahead = 100_000"
             yield message("E074", str(error), hint, model)

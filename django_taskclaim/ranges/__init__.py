@@ -49,7 +49,7 @@ class RangeQuerySet(ClaimQuerySet[M]):
         NUMBER_OR_NONE.check(chunk_size, "chunk_size")
         NUMBER_OR_NONE.check(limit, "limit")
         size = chunk_size or size_of_ranges(self.model)
-        return planning.plan(RangeTarget.of(self.model, self.db), size, limit, progress)
+        return planning.plan(RangeTarget(self.model, self.db), size, limit, progress)
 
     vars(plan)["alters_data"] = True
 
@@ -61,7 +61,7 @@ class RangeQuerySet(ClaimQuerySet[M]):
         """
         self._for_write = True
         NUMBER_OR_NONE.check(at_least, "at_least")
-        return split_largest(RangeTarget.of(self.model, self.db), at_least)
+        return split_largest(RangeTarget(self.model, self.db), at_least)
 
     vars(split)["alters_data"] = True
 

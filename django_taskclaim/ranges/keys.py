@@ -7,7 +7,6 @@ comes before ``9`` there, and each database has its collations.
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -133,36 +132,23 @@ def _to_json(field: Any, value: Any) -> int | str:
 # The ranges
 
 
-@dataclass(frozen=True, slots=True)
-class RangeTarget:
-    """Where the ranges of a model are stored, and what they are ranges of. Keys are texts, as ranges store them."""
+class RangeTarget(Keys):
+    """The keys of a source, and where the ranges of them that a model has are stored."""
 
-    model: type[models.Model]
-    claims: ClaimTarget
-    keys: Keys
-
-    @classmethod
-    def of(cls, model: type[models.Model], alias: str) -> "RangeTarget":
-        """Return the target of *model* on the database *alias*; TypeError where it names no source."""
-        return cls(model, ClaimTarget.of(model, alias), Keys(source_of(model), alias))
+    def __init__(self, model: type[models.Model], alias: str) -> None:
+        """Raise TypeError where *model* names no source."""
+        super().__init__(source_of(model), alias)
+        self.model = model
+        self.claims = ClaimTarget.of(model, alias)
 
     @property
     def ranges(self) -> Rows:
         """Every range, also those that a manager hides."""
-        return models.QuerySet(self.model, using=self.claims.alias).order_by()
+        return models.QuerySet(self.model, using=self.alias).order_by()
 
-    def between(self, after: str | None, until: str | None) -> Q:
-        """Match the source's keys beyond *after* up to and with *until*; None is no bound."""
-        return self.keys.between(self.keys.decode(after), self.keys.decode(until))
-
-    def source_rows(self, after: str | None, until: str | None) -> Rows:
-        """Return the rows of the source between two keys, in the order of keys."""
-        return self.keys.rows().filter(self.between(after, until))
-
-    def key_at(self, rows: Rows, place: int) -> str | None:
-        """Return the key of the row at *place* (from 0) of ordered *rows*; None where there are not so many."""
-        key = key_at(rows, place)
-        return None if key is None else self.keys.encode(key)
+    def left_in(self, range_: Range) -> Q:
+        """Match the source's keys of which the work on a range is still to be done."""
+        return self.between(self.decode(reached(range_)), self.decode(range_.upper))
 
     def locked(self, pk: object) -> Range:
         """Lock a range for the current transaction and return it as it is now; None where it is gone.

@@ -55,10 +55,10 @@ def plan(
     refuse_unplannable(target)
     refuse_old_snapshots(target.claims, "plan() goes on behind what others have planned")
     make_due(target)
-    keys, added = target.keys, 0
+    added = 0
     while limit is None or added < limit:
         end = end_of_plan(target)
-        parts = keys.parts(keys.rows(until=until), chunk_size, keys.decode(end[0]))
+        parts = target.parts(target.rows(until=until), chunk_size, target.decode(end[0]))
         most = BATCH if limit is None else min(BATCH, limit - added)
         found = [part for part in islice(parts, most) if part.rows == chunk_size or not only_full]
         if not found:
@@ -81,7 +81,7 @@ def _store(target: RangeTarget, end: End, parts: list[Part]) -> int:
     if end_of_plan(target) != end:
         return 0
     wait, (last_key, position) = waiting(target), end
-    uppers = [target.keys.encode(part.until) for part in parts]
+    uppers = [target.encode(part.until) for part in parts]
     bounds = zip([last_key, *uppers], uppers, parts, strict=False)
     ranges = [
         target.model(
@@ -108,7 +108,7 @@ def open_more(
     the next ranges are planned, up to the key *until* if that is given. If none is open at all, the running range with
     most rows left is split.
     """
-    target = RangeTarget.of(model, alias)
+    target = RangeTarget(model, alias)
     if make_due(target):
         return True
     opened: ClaimQuerySet[Any] = ClaimQuerySet(model, using=alias).open()
@@ -125,15 +125,15 @@ def open_more(
 
 def end_of_source(model: type[models.Model], alias: str) -> Key | None:
     """Return the newest key of the source, as ``open_more`` takes it; None where it is empty."""
-    return key_at(RangeTarget.of(model, alias).keys.rows().reverse(), 0)
+    return key_at(RangeTarget(model, alias).rows().reverse(), 0)
 
 
 def is_unplanned(model: type[models.Model], alias: str, until: Key | None) -> bool:
     """Say whether workers have ranges to plan yet, up to the key *until*; False without one."""
     if getattr(model, "plan_ahead", None) is None or until is None:
         return False
-    target = RangeTarget.of(model, alias)
-    return target.keys.rows(target.keys.decode(end_of_plan(target)[0]), until).exists()
+    target = RangeTarget(model, alias)
+    return target.rows(target.decode(end_of_plan(target)[0]), until).exists()
 
 
 # Late commits
@@ -154,7 +154,7 @@ def refuse_unplannable(target: RangeTarget) -> None:
     NUMBER_OR_NONE.check(model.plan_ahead, f"{model._meta.label}.plan_ahead")
     if not model.growing:
         return
-    label, source, fields = model._meta.label, target.keys.source._meta.label, target.keys.fields
+    label, source, fields = model._meta.label, target.source._meta.label, target.fields
     if target.claims.columns.not_before is None:
         reason = "without RetryMixin its ranges cannot wait for late commits."
     elif any(getattr(field, "default", None) is uuid.uuid4 for field in fields):
