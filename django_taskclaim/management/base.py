@@ -175,24 +175,14 @@ def claimable_model(text: str) -> Model:
     """Return the model that ``app.Model`` names."""
     try:
         model = apps.get_model(text)
-    except (LookupError, ValueError) as error:
-        raise ArgumentTypeError(f"there is no model {text!r}; {_meant(text)}") from error
-    try:
         claim_columns(model)
+    except (LookupError, ValueError) as error:
+        labels = [model._meta.label for model in models_to_claim()]
+        (nearest,) = get_close_matches(text, labels, n=1, cutoff=0) or ["app_label.Model"]
+        raise ArgumentTypeError(f"there is no model {text!r}; write {nearest}, perhaps") from error
     except TypeError as error:
-        raise ArgumentTypeError(
-            f"the model {model._meta.label} cannot be claimed: {error}".rstrip(".")
-        ) from error
+        raise ArgumentTypeError(f"the model {text} cannot be claimed: {error}") from error
     return model
-
-
-def _meant(text: str) -> str:
-    """Return the label that was probably meant, in any app and any case."""
-    labels = {model._meta.label.lower(): model._meta.label for model in models_to_claim()}
-    names = {label.partition(".")[2]: full for label, full in labels.items()}
-    known = labels | names
-    close = get_close_matches(text.lower(), known, n=1, cutoff=0.7)
-    return f"did you mean {known[close[0]]}?" if close else "write app_label.Model"
 
 
 def database_alias(text: str) -> str:

@@ -6,11 +6,11 @@ changes its meaning.
 
 import operator
 import re
-import time
 from argparse import ArgumentTypeError
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from django_taskclaim.completion import Clear
@@ -19,40 +19,42 @@ from django_taskclaim.formatting import format_duration
 from django_taskclaim.management.base import duration
 from django_taskclaim.monitoring.overview import Overview
 from django_taskclaim.policy import policy_for
-from django_taskclaim.states import Status
 
 #: A number of rows or workers, a duration, or None where there is none of it.
 Figure = int | timedelta | None
 
-#: The figures that are durations, and all of them.
-AGES = ("oldest_due", "oldest_expired", "paused_for")
-FIGURES = (
-    *("open", "due", "waiting", "processing", "complete", "failed", "paused", "total"),
-    *("unfinished", "expired", "throttles", "workers"),
-    *AGES,
-)
+_COUNTS: Mapping[str, Callable[[Overview], int]] = {
+    "open": attrgetter("progress.open"),
+    "due": attrgetter("due"),
+    "waiting": attrgetter("waiting"),
+    "processing": attrgetter("progress.processing"),
+    "complete": attrgetter("progress.complete"),
+    "failed": attrgetter("progress.failed"),
+    "paused": attrgetter("progress.paused"),
+    "total": attrgetter("progress.total"),
+    "unfinished": lambda seen: seen.progress.total - seen.progress.finished,
+    "expired": attrgetter("expired"),
+    "throttles": lambda seen: len(seen.throttles),
+    "workers": lambda seen: len(seen.living),
+}
+
+#: Each age, and since when it counts.
+_AGES: Mapping[str, Callable[[Overview], datetime | None]] = {
+    "oldest_due": attrgetter("due_since"),
+    "oldest_expired": attrgetter("expired_since"),
+    "paused_for": lambda seen: seen.pause.paused_at if seen.pause else None,
+}
+
+FIGURES = (*_COUNTS, *_AGES)
 
 
 def figures_of(seen: Overview) -> dict[str, Figure]:
     """Return all figures of one model."""
-
-    def since(moment: datetime | None) -> timedelta | None:
-        return None if moment is None else max(seen.now - as_utc(moment), timedelta(0))
-
-    progress = seen.progress
-    return {
-        **{state.value: getattr(progress, state.value) for state in Status},
-        "due": seen.due,
-        "waiting": seen.waiting,
-        "total": progress.total,
-        "unfinished": progress.total - progress.finished,
-        "expired": seen.expired,
-        "throttles": len(seen.throttles),
-        "workers": len(seen.living),
-        "oldest_due": since(seen.due_since),
-        "oldest_expired": since(seen.expired_since),
-        "paused_for": since(seen.pause.paused_at if seen.pause else None),
-    }
+    figures: dict[str, Figure] = {name: count(seen) for name, count in _COUNTS.items()}
+    for name, since in _AGES.items():
+        moment = since(seen)
+        figures[name] = None if moment is None else max(seen.now - as_utc(moment), timedelta(0))
+    return figures
 
 
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -96,7 +98,7 @@ def _condition(text: str) -> Condition:
     figure, sign, value = match.groups()
     if figure not in FIGURES:
         raise ArgumentTypeError(f"there is no figure {figure!r}; there are {', '.join(FIGURES)}")
-    if figure in AGES:
+    if figure in _AGES:
         return Condition(figure, sign, timedelta(0) if value == "0" else duration(value), text)
     if not (value.isascii() and value.isdecimal()):
         raise ArgumentTypeError(f"{figure} is compared with a whole number, not {value!r}")
@@ -109,11 +111,11 @@ class Speed:
     Where rows are estimated, or do not stay, it counts what the workers report that serve this model alone.
     """
 
-    #: Seconds that it goes back, and that it needs at least: workers report every few seconds.
-    MOST, LEAST = 30.0, 10.0
+    #: How far it goes back, and how much it needs at least: workers report every few seconds.
+    MOST, LEAST = timedelta(seconds=30), timedelta(seconds=10)
 
     def __init__(self) -> None:
-        self._looks: dict[Any, deque[tuple[float, int]]] = defaultdict(deque)
+        self._looks: dict[Any, deque[tuple[datetime, int]]] = defaultdict(deque)
 
     def describe(self, seen: Overview) -> str:
         """Note one more look, and say how fast it goes and how long the rest takes; empty where that is unknown."""
@@ -126,15 +128,15 @@ class Speed:
         if looks and done < looks[-1][1]:
             # A worker has left with what it reported, or rows were opened again.
             looks.clear()
-        looks.append((time.monotonic(), done))
+        looks.append((seen.now, done))
         # Two looks stay, however far apart they are.
-        while len(looks) > 2 and looks[-1][0] - looks[0][0] > self.MOST:
+        while len(looks) > 2 and seen.now - looks[0][0] > self.MOST:
             looks.popleft()
-        span, count = looks[-1][0] - looks[0][0], done - looks[0][1]
+        span, count = seen.now - looks[0][0], done - looks[0][1]
         if span < self.LEAST or not count:
             return ""
-        rate, rest = count / span, seen.progress.open + seen.progress.processing
-        text = f"{rate:,.1f} rows/s over the last {format_duration(timedelta(seconds=span))}"
+        rate, rest = count / span.total_seconds(), seen.progress.open + seen.progress.processing
+        text = f"{rate:,.1f} rows/s over the last {format_duration(span)}"
         if not rest or isinstance(completion, Clear):
             return text
         return f"{text}, about {format_duration(timedelta(seconds=min(rest / rate, 1e9)))} left"

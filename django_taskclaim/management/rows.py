@@ -9,14 +9,11 @@ from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import Error
 from django.db.models import Q
-from django.utils.text import capfirst
 
 from django_taskclaim.claim import clock
 from django_taskclaim.control.actions import Action
 from django_taskclaim.control.audit import record_action
-from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, format_duration
 from django_taskclaim.management.base import (
     ONE,
@@ -132,18 +129,15 @@ class RowsCommand(ClaimCommand):
         record: Callable[..., None],
     ) -> None:
         """Do the *work*, record what was done even if it ended half-way, and report it."""
-        report, began, done = Report(self.stdout, wanted), clock(), str(capfirst(str(action.done)))
+        report, began = Report(self.stdout, wanted), clock()
         try:
             report.seen = work(progress=report.advance)
-        except (Error, TaskClaimError, KeyboardInterrupt):
-            self.stdout.write(f"{done} {counted(report.seen, 'row')}, and that stays.")
-            raise
         finally:
-            # Also where a hook of the user's ended it.
+            # Also where it was stopped: that much is committed.
+            done = f"{str(action.done).capitalize()} {counted(report.seen, 'row')}"
+            self.stdout.write(self.style.SUCCESS(f"{done} of {rows.model._meta.label}."))
             if report.seen:
                 record(rows=report.seen)
-        text = f"{done} {counted(report.seen, 'row')} of {rows.model._meta.label}."
-        self.stdout.write(self.style.SUCCESS(text))
         refused = refusals(rows.model, rows.db, since=began)
         if (left := wanted - report.seen - len(refused)) > 0:
             text = (

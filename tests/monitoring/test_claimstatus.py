@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -97,8 +96,8 @@ def test_json_has_every_figure() -> None:
     assert photo["pause"]["until"].endswith("+00:00")
     assert {one["process"] for one in photo["throttles"]} == {"v", "w"}
     assert sum(one["rows"] for one in photo["holders"]) == 2
-    worker = next(one for one in seen["workers"] if one["done"] == 7)
-    assert (worker["labels"], worker["held"]) == ([PHOTO, "testapp.Job"], 2)
+    worker = next(one for one in seen["workers"] if one["rows_done"] == 7)
+    assert (worker["labels"], worker["rows_held"]) == ([PHOTO, "testapp.Job"], 2)
     assert (worker["alive"], worker["last_error"]) == (True, "ValueError: no")
     assert (seen["version"], seen["failing"], seen["unreadable"]) == (1, [], [])
 
@@ -208,8 +207,9 @@ def test_the_reason_names_every_model_that_fails() -> None:
 def test_the_speed_is_known_however_often_it_is_asked(every: float) -> None:
     speed, seen, text = Speed(), overview(Photo, "default"), ""
     for done in range(40):
-        with patch("time.monotonic", return_value=done * every):
-            text = speed.describe(replace(seen, progress=Progress(open=9, complete=done)))
+        now = seen.now + timedelta(seconds=done * every)
+        look = replace(seen, now=now, progress=Progress(open=9, complete=done))
+        text = speed.describe(look)
     assert f"{1 / every:,.1f} rows/s" in text
 
 
@@ -248,8 +248,8 @@ def test_holders_waits_pauses_and_workers_are_shown(use_tz: bool, settings: Any)
         Photo.objects.claim_batch(1, claimed_by=f"user:{number}", lease=86_400)
     everything()
     text = run("claimstatus", PHOTO)
-    assert re.search(r"held by \d+@\S+ +6 rows", text)
-    assert re.search(r"held by user:\d+ +1 row, a lease ends at \S+ ", text)
+    assert re.search(r"held by \d+@\S+: 6 rows", text)
+    assert re.search(r"held by user:\d+: 1 row, a lease ends at \S+ ", text)
     assert text.count("held by") == 10
     assert "more holders with" in text
     assert re.search(r"The leases of 1 row have ended, .*\n    manage.py release_expired", text)

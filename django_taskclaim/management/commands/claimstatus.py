@@ -32,7 +32,7 @@ from typing import Any
 
 from django.core.checks import WARNING
 from django.core.management.base import CommandError
-from django.db import Error, connections, models
+from django.db import DEFAULT_DB_ALIAS, Error, connections, models
 from django.utils import timezone
 
 from django_taskclaim.columns import has_ranges
@@ -137,38 +137,42 @@ class Command(ClaimCommand):
         )
 
     def handle(self, *, models: list[Model], **options: Any) -> None:
-        where, asked = self.where, [*options["fail_if"]]
+        asked = [*options["fail_if"]]
         if options["require_complete"]:
             asked += conditions(UNDONE)
         if options["watch"] is not None:
             if asked or options["format"] != "text" or not self.stdout.isatty():
                 text = "--watch needs a terminal to draw on, and no --format or --fail-if."
                 raise CommandError(text, returncode=USAGE)
-            self._watch(where, options["watch"])
+            self._watch(options["watch"])
             return
-        look = self._look(where)
+        look = self._look()
         failing = list(_reasons_to_fail(look, asked, named=bool(models)))
         if options["format"] == "json":
             self.stdout.write(as_json(look, failing))
         elif options["verbosity"]:
             self.stdout.write("\n".join(self._lines(look)))
-        for seen, _ in look.seen if any(one.figure == "oldest_due" for one in asked) else ():
+        if any(one.figure == "oldest_due" for one in asked):
+            self._warn_of_unknown_ages(look)
+        if failing or look.refused:
+            raise CommandError("\n".join(["; ".join(failing)] * bool(failing) + look.refusals))
+
+    def _warn_of_unknown_ages(self, look: Look) -> None:
+        for seen, _ in look.seen:
             if seen.due and created_column(seen.model) is None:
                 text = (
                     f"{seen.model._meta.label}: oldest_due covers only rows that were put off; a column with"
                     " auto_now_add would cover the others."
                 )
                 self.stderr.write(self.style.WARNING(text))
-        if failing or look.refused:
-            raise CommandError("\n".join(["; ".join(failing)] * bool(failing) + look.refusals))
 
-    def _look(self, where: Sequence[tuple[Model, str]], speed: Speed | None = None) -> Look:
-        """Look at models, each on its database; one that cannot be read does not hide the others.
+    def _look(self, speed: Speed | None = None) -> Look:
+        """Look at the models, each on its database; one that cannot be read does not hide the others.
 
         Where a *speed* is measured, tables are not counted in full, and the questions may not take long.
         """
         look = Look()
-        for model, alias in where:
+        for model, alias in self.where:
             limit = server_for(connections[alias]).time_limit(PATIENCE)
             try:
                 with limit if speed else contextlib.nullcontext():
@@ -181,18 +185,17 @@ class Command(ClaimCommand):
                 look.refused.append((model, alias, lacking or usual))
         return look
 
-    def _watch(self, where: list[tuple[Model, str]], every: timedelta) -> None:
+    def _watch(self, every: timedelta) -> None:
         speed = Speed()
         self.stdout.write(CLEAR, ending="")
         with contextlib.suppress(KeyboardInterrupt):
             while True:
-                look = self._look(where, speed)
+                look = self._look(speed)
                 head = f"claimstatus every {format_duration(every)}, {format_moment(timezone.now())}. Ctrl-C ends it."
                 refused = map(self.style.ERROR, look.refusals)
                 self._draw([self.style.MIGRATE_LABEL(head), "", *self._lines(look), *refused])
-                for connection in {connections[alias] for _model, alias in where}:
-                    if not connection.in_atomic_block:
-                        connection.close_if_unusable_or_obsolete()
+                for alias in {alias for _, alias in self.where}:
+                    connections[alias].close_if_unusable_or_obsolete()
                 time.sleep(every.total_seconds())
 
     def _draw(self, lines: list[str]) -> None:
@@ -208,9 +211,7 @@ class Command(ClaimCommand):
     def _lines(self, look: Look) -> Iterator[str]:
         """Yield what is shown."""
         if look.seen:
-            several = len({seen.alias for seen, _ in look.seen}) > 1
-            rows = [_progress_cells(seen, several=several) for seen, _ in look.seen]
-            yield from self._table(1, PROGRESS, *rows)
+            yield from self._table(1, PROGRESS, *(_progress_cells(seen) for seen, _ in look.seen))
         elif not look.refused:
             yield "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
         for seen, details in look.seen:
@@ -259,12 +260,10 @@ class Command(ClaimCommand):
                 yield from [f"  {finding.hint}"] * bool(finding.hint)
         for error in last_errors(seen, ERRORS)[-ERRORS:]:
             yield "last error: " + "".join(c if c.isprintable() else " " for c in error)
-        width = max((len(holder.name) for holder in seen.holders[:HOLDERS]), default=0)
         for holder in seen.holders[:HOLDERS]:
             end = holder.next_expiry
             lease = "no lease" if end is None else f"a lease ends at {format_moment(end)}"
-            rows = counted(holder.rows, "row").rjust(9)
-            yield f"held by {holder.name.ljust(width)}  {rows}, {lease}"
+            yield f"held by {holder.name}: {counted(holder.rows, 'row')}, {lease}"
         if rest := seen.holders[HOLDERS:]:
             rows = counted(sum(holder.rows for holder in rest), "row")
             yield f"and {counted(len(rest), 'more holder')} with {rows}"
@@ -283,13 +282,13 @@ def _reasons_to_fail(look: Look, asked: Sequence[Condition], *, named: bool) -> 
             yield f"{seen.model._meta.label}: {', '.join(found)}"
 
 
-def _progress_cells(seen: Overview, *, several: bool) -> list[str]:
+def _progress_cells(seen: Overview) -> list[str]:
     progress, label = seen.progress, seen.model._meta.label
     states = (Status.OPEN, Status.PROCESSING, Status.COMPLETE, Status.FAILED, Status.PAUSED)
     share = progress.complete / progress.total if progress.total else 0
     tells = progress.total and policy_for(seen.model).completion.keeps
     return [
-        f"{label} ({seen.alias})" if several else label,
+        label if seen.alias == DEFAULT_DB_ALIAS else f"{label} ({seen.alias})",
         *(f"{'~' * (one in seen.estimated)}{getattr(progress, one.value):,}" for one in states),
         f"{'~' * bool(seen.estimated)}{progress.total:,}",
         # Rounded down: never 100 % while other rows are there.
@@ -319,14 +318,22 @@ def as_json(look: Look, failing: Sequence[str]) -> str:
                 "database": seen.alias,
                 "at": seen.now,
                 "figures": figures_of(seen),
-                **{
-                    name: getattr(seen, name)
-                    for name in ("pause", "throttles", "switch", "holders")
-                },
+                "pause": seen.pause,
+                "switch": seen.switch,
+                "throttles": seen.throttles,
+                "holders": seen.holders,
             }
             for seen, _ in look.seen
         ],
-        "workers": [_worker_facts(worker, seen) for worker, seen in look.workers],
+        "workers": [
+            {
+                **_stored(worker),
+                "labels": worker.model_labels,
+                "alive": worker.alive,
+                "database": seen.alias,
+            }
+            for worker, seen in look.workers
+        ],
         "failing": failing,
         "unreadable": [
             {"model": model._meta.label, "database": alias, "error": message}
@@ -336,23 +343,15 @@ def as_json(look: Look, failing: Sequence[str]) -> str:
     return json.dumps(facts, default=_plain, indent=2)
 
 
-def _worker_facts(worker: WorkerProcess, seen: Overview) -> dict[str, object]:
-    names = ("name", "state", "started_at", "seen_at", "last_error", "alive")
-    return {
-        "database": seen.alias,
-        "labels": worker.model_labels,
-        "held": worker.rows_held,
-        "done": worker.rows_done,
-        "failed": worker.rows_failed,
-        **{name: getattr(worker, name) for name in names},
-    }
-
-
 def _plain(value: Any) -> object:
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, datetime):
         return as_utc(value).isoformat()
     if isinstance(value, models.Model):
-        return {one.name: getattr(value, one.attname) for one in value._meta.concrete_fields}
+        return _stored(value)
     return asdict(value)
+
+
+def _stored(row: models.Model) -> dict[str, object]:
+    return {one.name: getattr(row, one.attname) for one in row._meta.concrete_fields}
