@@ -20,7 +20,7 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.claiming import claim
 from django_taskclaim.querysets.cursor import Request
 from django_taskclaim.states import Status
-from django_taskclaim.worker.batch import Done, Failed, HeldRow, WorkItem, items_of
+from django_taskclaim.worker.batch import Done, Failed, HeldRow, WorkItem, hold
 from django_taskclaim.worker.calling import Answer, prepare
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
@@ -95,7 +95,7 @@ class _Runner:
 
     def run(self, limit: int | None) -> Ran:
         while (size := self._size(limit)) and (rows := self._claimed(size)):
-            self.inflight.add(items_of(self.handler, rows))
+            self.inflight.add(hold(self.handler, rows))
             for result in self._results():
                 self._count(result, _counter_of(result), _error_of(result))
         return self.ran

@@ -1,10 +1,13 @@
 """The rows of one claim: what is known of each, what became of it, and what a successor of the process can read."""
 
+import math
 import multiprocessing
 import pickle
 import struct
+import threading
 import weakref
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -82,9 +85,13 @@ def shared_memory() -> object:
 class Batch:
     """The rows of one claim, until the last of them is written."""
 
-    left: int
+    left: int = 0
     #: Whether each row has started.
-    started: bytearray | memoryview
+    started: bytearray | memoryview = field(default_factory=bytearray)
+    #: The rows that no executor has taken yet, in the order of the claim.
+    waiting: "deque[HeldRow]" = field(default_factory=deque)
+    #: It is one row that may kill the process that runs it, claimed alone.
+    quarantined: bool = False
     #: By ``clock()``, when they were claimed.
     claimed_at: float = field(default_factory=clock)
 
@@ -143,7 +150,7 @@ class Notes:
             if not length or zlib.crc32(text, rows) != check:
                 page += 1
                 continue
-            batch = Batch(rows, bytearray())
+            batch = Batch(rows)
             started, _ = self._keep(batch, page, rows, length)
             page += _pages(rows, length)
             try:
@@ -232,25 +239,27 @@ class HeldRow:
     def may_start(self, now: float) -> bool:
         """Say whether a handler may be called with the row: its claim stands, as far as is known here."""
         claim = self.claim
-        return not (claim.ended or self.abandoned or claim.lost or self.is_overdue(now))
+        return not (claim.lost or self.abandoned or claim.ended or self.is_overdue(now))
 
 
 class WorkItem:
     """What one call of a handler is about: one row, or for a batch handler the rows of one claim."""
 
-    #: By ``clock()``, when the call under way began; None until an executor has taken the item.
-    started: float | None = None
-    thread: int | None = None
-    #: The rows of the call under way: fewer than the item's while a batch is run in halves.
-    called: Sequence[HeldRow] = ()
+    #: By ``clock()``, when the call under way began.
+    started: float = math.inf
 
     def __init__(self, handler: Handler, rows: list[HeldRow]) -> None:
         self.handler = handler
         self.rows = rows
+        #: The rows of the call under way: fewer than the item's while a batch is run in halves.
+        self.called = rows
+        self.thread = threading.get_ident()
 
-    def begin(self, held_rows: list[HeldRow]) -> None:
+    def begin(self, called: list[HeldRow]) -> None:
         """Note that a call with these rows begins."""
-        self.called, self.started = held_rows, clock()
+        # In this order: who looks at the rows first, and at the time then, takes no new call for one that overran.
+        self.started = clock()
+        self.called = called
 
     def open_rows(self) -> list[HeldRow]:
         """Return the rows of which it is not known yet what is to become of them."""
@@ -258,7 +267,7 @@ class WorkItem:
 
     def ran(self) -> float:
         """Return how many seconds of its timeout the call under way has used."""
-        return 0.0 if self.started is None else clock() - self.started
+        return clock() - self.started
 
     def overran(self) -> bool:
         """Say whether the call under way is still at it after its time."""
@@ -280,17 +289,11 @@ class WorkItem:
             held.claim.cancel_reason = held.claim.cancel_reason or why
             held.claim.too_long = held.claim.too_long or too_long
 
-    @property
-    def quarantined(self) -> bool:
-        """Whether it may kill the process that runs it; such a row is alone in its item, and in its claim."""
-        return len(self.rows) == 1 and self.rows[0].claim.quarantined
 
-
-def items_of(handler: Handler, rows: Iterable[object]) -> list[WorkItem]:
-    """Return the rows of one claim as the items that *handler* is called with."""
+def hold(handler: Handler, rows: Iterable[object]) -> Batch:
+    """Return the rows of one claim as they wait for *handler*."""
     claimed = list(rows)
     batch = Batch(len(claimed), bytearray(len(claimed)))
-    held_rows = [HeldRow(row, handler, batch, number) for number, row in enumerate(claimed)]
-    if handler.batch:
-        return [WorkItem(handler, held_rows)]
-    return [WorkItem(handler, [held]) for held in held_rows]
+    batch.waiting.extend(HeldRow(row, handler, batch, number) for number, row in enumerate(claimed))
+    batch.quarantined = len(claimed) == 1 and batch.waiting[0].claim.quarantined
+    return batch

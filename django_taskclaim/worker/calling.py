@@ -280,13 +280,14 @@ class UnsavedColumns:
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        self._left = COMPARED
+        #: So many rows are still to be compared.
+        self.left = COMPARED
         self._warned: set[str] = set()
 
     def before(self, rows: Sequence[models.Model]) -> list[_Before]:
         """Return the values that the handler is given; nothing once enough rows have been compared."""
-        rows = rows[: self._left]
-        self._left -= len(rows)
+        rows = rows[: self.left]
+        self.left -= len(rows)
         given = [(row, row) for row in rows]
         if rows and is_companion(type(rows[0])):
             field = source_link(type(rows[0])).field

@@ -24,7 +24,7 @@ from django_taskclaim.limits import Answer
 from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.querysets.claiming import claim
 from django_taskclaim.querysets.cursor import Cursor, Request
-from django_taskclaim.worker.batch import WorkItem, items_of
+from django_taskclaim.worker.batch import hold
 from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.drain import Drain
 from django_taskclaim.worker.inflight import InFlight
@@ -58,7 +58,7 @@ class _Source:
         self.answer = Answer()
         #: By ``clock()``, when to look for rows again.
         self.next_look = 0.0
-        #: So many items may wait for the executors at least, so that these do not run dry.
+        #: So many calls may wait for the executors at least, so that these do not run dry.
         self.least = 1
         if not handler.batch:
             self.least = handler.concurrency if handler.is_async else threads
@@ -300,11 +300,11 @@ class Claimer(threading.Thread):
         rows = self._claimed(source, size)
         if not rows:
             return self.drain.open_more(handler)
-        items = items_of(handler, rows)
-        if not self.inflight.add(items):
+        batch = hold(handler, rows)
+        if not self.inflight.add(batch):
             # The signal to stop came while the statement was under way.
-            self._give_back(items)
-        return len(rows) == most or items[0].quarantined
+            self.inflight.give_back(batch.waiting)
+        return len(rows) == most or batch.quarantined
 
     def _claimed(self, source: _Source, size: int) -> list[Any]:
         """Claim so many rows, and load what the handler needs beside them."""
@@ -336,13 +336,10 @@ class Claimer(threading.Thread):
         try:
             return prepare(handler, rows)
         except BaseException:
-            self._give_back(items_of(handler, rows))
+            self.inflight.give_back(hold(handler, rows).waiting)
             # The connection to another database may have broken.
             tidy_up()
             raise
-
-    def _give_back(self, items: list[WorkItem]) -> None:
-        self.inflight.give_back(held for item in items for held in item.rows)
 
     # Ending by itself
 

@@ -121,7 +121,7 @@ class HandlerThread(Executor):
             # Leases may have changed, and rows that were claimed before keep theirs. Those of an item are of one claim.
             self._prepare_for(self._idle_beside(item.rows[0].claim.lease))
             with self.throttles.working_on(item.handler.model):
-                self.running.run(item)
+                self.running.run(item, with_next=not self.throttles.has_breaker(item.handler.model))
         except BaseException as error:
             # The thread goes on; without a result the rows are left to their leases.
             broken(f"{named(item.rows[0].row)} could not be run", error)
@@ -151,7 +151,6 @@ class LoopThread(Executor):
             if item is None:
                 await sync_to_async(self._tidy_up)(idle=True)
                 continue
-            item.thread = threading.get_ident()
             working.add(task := asyncio.create_task(self._work(item)))
             task.add_done_callback(working.discard)
         await sync_to_async(close_all)()

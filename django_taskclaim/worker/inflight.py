@@ -1,6 +1,6 @@
 """The rows that one process holds: waiting for a handler, running in one, or waiting to be written.
 
-The claimer puts items in at one end, executors run them, and the writer takes the results out at the other.
+The claimer puts claims in at one end, executors run their rows, and the writer takes the results out at the other.
 A row is held, and its lease renewed, until its result has been written. A row that goes back has a result, too.
 """
 
@@ -14,21 +14,30 @@ from django.db.models import Model
 
 from django_taskclaim.claim import Ended, clock
 from django_taskclaim.handlers import Handler
-from django_taskclaim.worker.batch import NOT_STARTED, HeldRow, Notes, Outcome, PutBack, WorkItem
+from django_taskclaim.worker.batch import (
+    DONE,
+    NOT_STARTED,
+    Batch,
+    HeldRow,
+    Notes,
+    Outcome,
+    PutBack,
+    WorkItem,
+)
 
 
 @dataclass(slots=True)
 class InFlight:
-    """Thread-safe; items of one model are run in the order of their claim, several models take turns."""
+    """Thread-safe; rows of one model are run in the order of their claim, several models take turns."""
 
     notes: Notes = field(default_factory=Notes)
-    _waiting: dict[type[Model], deque[WorkItem]] = field(default_factory=dict)
+    _waiting: dict[type[Model], deque[Batch]] = field(default_factory=dict)
     _running: list[WorkItem] = field(default_factory=list)
     _unwritten: dict[HeldRow, None] = field(default_factory=dict)
     #: A quarantined item that runs, while which nothing else begins.
     _alone: WorkItem | None = None
     closed: bool = False
-    #: A take that leaves fewer items of a model than this tells those who wait, for more may be claimed.
+    #: A take that leaves fewer calls of a model than this tells those who wait, for more may be claimed.
     low: int = 1
     #: So many results tell those who wait, for it is worth while to write them.
     enough: int = 1
@@ -44,59 +53,89 @@ class InFlight:
 
     # In at one end
 
-    def add(self, items: Sequence[WorkItem]) -> bool:
-        """Note and queue the *items* of one claim; False, and nothing queued, once the worker is stopping."""
-        first = items[0].rows[0]
-        keys = [held.claim.pk for item in items for held in item.rows]
+    def add(self, batch: Batch) -> bool:
+        """Note and queue the rows of one claim; False, and nothing queued, once the worker is stopping."""
+        first = batch.waiting[0]
+        keys = [held.claim.pk for held in batch.waiting]
         label, holder = first.handler.model._meta.label, first.claim.token.holder
-        self.notes.add(first.batch, label, holder, keys)
+        self.notes.add(batch, label, holder, keys)
         with self._lock:
             if self.closed:
                 return False
-            self._waiting.setdefault(first.handler.model, deque()).extend(items)
+            self._waiting.setdefault(first.handler.model, deque()).append(batch)
             self._arrived.notify_all()
             return True
 
     def take(self, timeout: float, leaving: threading.Event, *, is_async: bool) -> WorkItem | None:
-        """Start the next item of a coroutine function, or of a plain one, that may start now.
+        """Start the next call of a coroutine function, or of a plain one, that may start now.
 
         None after *timeout* seconds or when *leaving* is set.
         """
         with self._lock:
-            if timeout:
+            batch = self._next(is_async=is_async)
+            if batch is None and timeout:
                 self._arrived.wait_for(
                     lambda: leaving.is_set() or self._next(is_async=is_async) is not None, timeout
                 )
-            model = None if leaving.is_set() else self._next(is_async=is_async)
-            if model is None:
-                return None
-            items = self._waiting.pop(model)
-            item = items.popleft()
-            if items:
-                # Last in line now, so that the other models get their turn.
-                self._waiting[model] = items
-            item.thread = threading.get_ident()
-            item.begin(item.rows)
-            for held in item.rows:
-                held.batch.started[held.number] = 1
-            self._running.append(item)
-            if item.quarantined:
-                self._alone = item
-            if len(items) < self.low:
-                self._changed.notify_all()
-            return item
+                batch = self._next(is_async=is_async)
+            return None if batch is None or leaving.is_set() else self._start(batch)
 
-    def _next(self, *, is_async: bool) -> type[Model] | None:
-        """Return the model whose first item may start, if any."""
+    def take_next(self, item: WorkItem) -> HeldRow | None:
+        """Note the row of an item as done, and start the next one of its claim as part of the same item.
+
+        None, and nothing noted, where that row is nearly the last of the claim, or other models are next.
+        """
+        with self._lock:
+            (done,) = item.rows
+            batch = done.batch
+            is_last = len(batch.waiting) <= self.low or len(self._waiting) > 1
+            if is_last or item not in self._running:
+                return None
+            now, before = clock(), len(self._unwritten)
+            done.outcome, done.ran, done.came = DONE, now - item.started, now
+            self._unwritten[done] = None
+            if not before or before >= self.enough:
+                self._changed.notify_all()
+            held = batch.waiting.popleft()
+            batch.started[held.number] = 1
+            item.rows = [held]
+            item.begin(item.rows)
+            return held
+
+    def _start(self, batch: Batch) -> WorkItem:
+        waiting = batch.waiting
+        handler = waiting[0].handler
+        model = handler.model
+        rows = [waiting.popleft() for _ in range(len(waiting) if handler.batch else 1)]
+        for held in rows:
+            batch.started[held.number] = 1
+        if not waiting:
+            self._waiting[model].popleft()
+        if not self._waiting[model]:
+            del self._waiting[model]
+        elif len(self._waiting) > 1:
+            # Last in line now, so that the other models get their turn.
+            self._waiting[model] = self._waiting.pop(model)
+        item = WorkItem(handler, rows)
+        self._running.append(item)
+        if batch.quarantined:
+            self._alone = item
+        if len(waiting) < self.low and self.waiting(model) < self.low:
+            self._changed.notify_all()
+        return item
+
+    def _next(self, *, is_async: bool) -> Batch | None:
+        """Return the claim of which a row, or for a batch handler all, may start now, if any."""
         if self._alone is not None:
             return None
-        for model, items in self._waiting.items():
-            first = items[0]
-            if first.handler.is_async != is_async or (is_async and self._is_full(first.handler)):
+        for batches in self._waiting.values():
+            first = batches[0]
+            handler = first.waiting[0].handler
+            if handler.is_async != is_async or (is_async and self._is_full(handler)):
                 continue
             # A crash of the process would end the claims of rows that run, or wait to be written.
             if not (first.quarantined and (self._running or self._unwritten)):
-                return model
+                return first
         return None
 
     def _is_full(self, handler: Handler) -> bool:
@@ -105,10 +144,8 @@ class InFlight:
     def holds_quarantined(self) -> bool:
         """Say whether the process holds a row that runs alone: nothing else may be claimed before it has ended."""
         with self._lock:
-            # Nothing is claimed behind one, so it is the last of its model, or the first.
             waiting = self._waiting.values()
-            is_waiting = any(one[0].quarantined or one[-1].quarantined for one in waiting)
-            return is_waiting or self._alone is not None
+            return self._alone is not None or any(b.quarantined for one in waiting for b in one)
 
     # Out at the other
 
@@ -127,25 +164,39 @@ class InFlight:
         with self._lock:
             if item is self._alone:
                 self._alone = None
+                self._arrived.notify_all()
             if item not in self._running:
                 return False
-            model, before = item.handler.model, len(self._unwritten)
+            handler, before = item.handler, len(self._unwritten)
             self._running.remove(item)
-            self._unwritten |= dict.fromkeys(one for one in item.rows if one.outcome is not None)
-            if self._waiting:
-                # A coroutine that has ended makes room for another.
+            for held in item.rows:
+                if held.outcome is not None:
+                    self._unwritten[held] = None
+            if handler.is_async:
+                # It makes room for another.
                 self._arrived.notify_all()
-            if not before or len(self._unwritten) >= self.enough or model not in self._waiting:
+            if (
+                not before
+                or len(self._unwritten) >= self.enough
+                or handler.model not in self._waiting
+            ):
                 self._changed.notify_all()
             return True
 
-    def abandon(self, item: WorkItem, outcome: Outcome, ran: float = 0.0) -> None:
+    def abandon(
+        self,
+        item: WorkItem,
+        outcome: Outcome,
+        ran: float = 0.0,
+        called: Sequence[HeldRow] | None = None,
+    ) -> None:
         """Wait no more for an item whose thread goes on: *outcome* is that of the call under way.
 
-        Rows that have an outcome keep it, and those that were not called go back.
+        Rows that have an outcome keep it, and those that were not called go back. Nothing is done where that call has
+        ended since it was the one with the rows *called*.
         """
         with self._lock:
-            if item not in self._running:
+            if item not in self._running or (called is not None and item.called is not called):
                 return
             self._running.remove(item)
             self._unwritten |= dict.fromkeys(item.rows)
@@ -167,16 +218,15 @@ class InFlight:
                     if which(item.rows[0]):
                         item.ask_back(recall)
             taken: list[HeldRow] = []
-            for items in self._waiting.values():
-                for item in items:
-                    rows, item.rows = item.rows, []
-                    for held in rows:
+            for model, batches in list(self._waiting.items()):
+                for batch in batches:
+                    waiting, batch.waiting = batch.waiting, deque()
+                    for held in waiting:
                         # Asked once: another thread may find the row lost in between.
-                        (taken if which(held) else item.rows).append(held)
-            kept = {
-                model: deque(u for u in items if u.rows) for model, items in self._waiting.items()
-            }
-            self._waiting = {model: items for model, items in kept.items() if items}
+                        (taken if which(held) else batch.waiting).append(held)
+                self._waiting[model] = deque(batch for batch in batches if batch.waiting)
+                if not self._waiting[model]:
+                    del self._waiting[model]
             self.give_back(taken)
             return len(taken)
 
@@ -256,7 +306,7 @@ class InFlight:
         """Return all rows: those that run, those that wait, and those whose result is not yet written."""
         with self._lock:
             running = [held for item in self._running for held in item.rows]
-            waiting = [held for items in self._waiting.values() for u in items for held in u.rows]
+            waiting = [held for some in self._waiting.values() for b in some for held in b.waiting]
             return [*running, *waiting, *self._unwritten]
 
     def running(self) -> list[WorkItem]:
@@ -269,8 +319,10 @@ class InFlight:
         return sum(item.handler.model is model for item in self.running())
 
     def waiting(self, model: type[Model]) -> int:
-        """Return how many items of *model* no executor has taken yet."""
-        return len(self._waiting.get(model, ()))
+        """Return how many calls of the handler of *model* no executor has taken yet."""
+        with self._lock:
+            batches = self._waiting.get(model, ())
+            return sum(1 if b.waiting[0].handler.batch else len(b.waiting) for b in batches)
 
     def is_empty(self) -> bool:
         """Say whether the process holds nothing."""

@@ -51,7 +51,7 @@ class Stray:
     why: str
     #: The only rows of the claim that are meant, and where they are noted; None for all that are found.
     keys: list[object] | None = None
-    batch: Batch = field(default_factory=lambda: Batch(0, bytearray()))
+    batch: Batch = field(default_factory=Batch)
     #: By ``clock()``: after that its COMMIT can arrive no more.
     until: float = 0.0
 
@@ -257,23 +257,23 @@ class LeaseKeeper:
 
     def end_overrun(self) -> None:
         """Wait no more for calls whose time is over, nor for others that may be why they could not end."""
-        running = self.inflight.running()
-        for item in running:
+        running = [(item, item.called) for item in self.inflight.running()]
+        for item, _ in running:
             if item.will_overrun():
                 item.ask_back("its timeout is near", too_long=True)
-        late = [item for item in running if item.overran()]
-        for item in late:
+        late = [(item, called) for item, called in running if item.overran()]
+        for item, called in late:
             self.has_overrun = True
-            self.throttles.heard(item.handler.model, bad=len(item.called))
-            text = f"{named(item.called[0].row)} overran; it is here:\n{stack_of(item.thread)}"
+            self.throttles.heard(item.handler.model, bad=len(called))
+            text = f"{named(called[0].row)} overran; it is here:\n{stack_of(item.thread)}"
             logger.error("%s", redact(text, keep_end=True))
-        # Any of them may be the one that blocks their event loop.
-        coroutines = [item for item in running if item.handler.is_async]
-        is_loop_late = any(item in late for item in coroutines)
-        for item in {*late, *(coroutines if is_loop_late else ())}:
-            calls = coroutines if item.handler.is_async else [item]
-            outcome = _overrun(item.handler, alone=sum(len(one.called) for one in calls) == 1)
-            self.inflight.abandon(item, outcome, item.ran())
+        coroutines = [one for one in running if one[0].handler.is_async]
+        if any(one in late for one in coroutines):
+            # Any of them may be the one that blocks their event loop.
+            late += [one for one in coroutines if one not in late]
+        for item, called in late:
+            alone = len(coroutines if item.handler.is_async else called) == 1
+            self.inflight.abandon(item, _overrun(item.handler, alone=alone), item.ran(), called)
 
 
 def _is_renewable(held: HeldRow) -> bool:

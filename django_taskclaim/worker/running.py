@@ -4,12 +4,14 @@ What to call next, and what the answers mean, is decided here once, for function
 """
 
 import asyncio
+import threading
 from dataclasses import replace
 from datetime import timedelta
 
 from asgiref.sync import sync_to_async
 from django.db import InterfaceError, OperationalError, connections
 
+from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.claim import Ended, clock, standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.companions import lacks_source
@@ -48,6 +50,7 @@ from django_taskclaim.worker.calling import (
     judged,
     of_answer,
     outlived,
+    unsaved_columns,
 )
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper
@@ -84,20 +87,57 @@ class Running:
         #: Where Django's own async methods have their connections, for coroutines.
         self.orm_thread = 0
 
-    def run(self, item: WorkItem) -> None:
-        """Run *item* in this thread, and note the results there."""
-        if item.quarantined:
+    def run(self, item: WorkItem, *, with_next: bool = False) -> None:
+        """Run *item* in this thread, and note the results there.
+
+        *with_next* lets it take the next rows of the claim as well, as long as there is nothing to say of any of them.
+        """
+        if item.rows[0].batch.quarantined:
             self._note_start(item)
+        elif with_next and self._may_run_on(item.handler) and (answer := self._run_on(item)):
+            self._judge(item, item.rows, self._unless_left_open(answer), [])
+            return
         todo = [item.open_rows()]
-        while called := self._next(item, todo):
-            self._judge(item, called, self._call(item, called), todo)
+        while todo:
+            if called := self._next(item, todo.pop()):
+                self._judge(item, called, self._call(item, called), todo)
+
+    def _may_run_on(self, handler: Handler) -> bool:
+        """Say whether a row of this handler needs nothing but a call of its function, which uses no database."""
+        needs_more = handler.batch or handler.atomic or handler.needs_source or handler.has_ranges
+        return not (
+            needs_more or unsaved_columns(handler).left or has_opened(threading.get_ident())
+        )
+
+    def _run_on(self, item: WorkItem) -> Answer | None:
+        """Call the function with row after row until more is to be said of one than that it is done.
+
+        Returns the answer about that row, which is the item's now; None where it has not been called.
+        """
+        function, thread, held = item.handler.function, threading.get_ident(), item.rows[0]
+        item.begin(item.rows)
+        try:
+            begin_handler(self.using, atomic=False)
+            # This loop runs for each row of each claim.
+            while held.may_start(item.started):
+                if (answer := function(held.row)) is not None:
+                    refuse_not_run(answer, function)
+                is_untouched = standing_claim(held.row) is held.claim and not has_opened(thread)
+                if not is_untouched or (following := self.inflight.take_next(item)) is None:
+                    return NOTHING_SAID
+                held = following
+        except BaseException as error:
+            return Answer(error=error)
+        return None
 
     async def arun(self, item: WorkItem) -> None:
         """Run *item* on the event loop of this thread, and note the results there."""
-        if item.quarantined:
+        if item.rows[0].batch.quarantined:
             await sync_to_async(self._note_start)(item)
         todo = [item.open_rows()]
-        while called := self._next(item, todo):
+        while todo:
+            if not (called := self._next(item, todo.pop())):
+                continue
             answer = await self._acall(item, called)
             if answer.error is None and not item.handler.batch:
                 self._judge(item, called, answer, todo)
@@ -128,24 +168,23 @@ class Running:
 
     # What to call with
 
-    def _next(self, item: WorkItem, todo: list[list[HeldRow]]) -> list[HeldRow]:
-        """Begin the next call of what is *todo*, and return its rows; none where nothing is left."""
-        while todo:
-            called = self._callable(item, todo.pop())
-            if called and self.inflight.closed and len(item.open_rows()) < len(item.rows):
-                # The worker stops between two halves: the rest has not been started.
-                self.inflight.judge(item, [(held, NOT_STARTED) for held in called])
-            elif called:
-                item.begin(called)
-                return called
-        return []
+    def _next(self, item: WorkItem, given: list[HeldRow]) -> list[HeldRow]:
+        """Begin a call with what can be called of *given*, and return its rows; none where there are none."""
+        called = self._callable(item, given)
+        if self.inflight.closed and len(item.open_rows()) < len(item.rows):
+            # The worker stops between two halves: the rest has not been started.
+            self.inflight.judge(item, [(held, NOT_STARTED) for held in called])
+            return []
+        if called:
+            item.begin(called)
+        return called
 
     def _judge(
         self, item: WorkItem, called: list[HeldRow], answer: Answer, todo: list[list[HeldRow]]
     ) -> None:
         """Note what became of the rows of a call, or have it made again with halves of them."""
         now = clock()
-        outcomes = self._outcomes(called, answer, since=item.started or 0.0)
+        outcomes = self._outcomes(called, answer, since=item.started)
         if outcomes is None:
             for held in called:
                 held.carrier()
@@ -153,14 +192,14 @@ class Running:
             todo += [called[half:], called[:half]]
             return
         # Each row's share, so that they add up to what the call took.
-        ran = (now - (item.started or now)) / len(called)
+        ran = (now - item.started) / len(called)
         self.inflight.judge(item, zip(called, outcomes, strict=True), ran)
 
     def _callable(self, item: WorkItem, given: list[HeldRow]) -> list[HeldRow]:
         """Return the rows that the handler can be called with, and note what becomes of the others, if anything."""
-        called = given
         now = clock()
-        if not all(held.may_start(now) for held in given):
+        called = [held for held in given if held.may_start(now)]
+        if len(called) < len(given):
             # Between two halves: the handler may have ended some claims itself.
             ended = [held for held in given if held.claim.ended]
             late = [held for held in given if held.claim.lost or held.is_overdue()]

@@ -10,7 +10,7 @@ from django.db import connection, transaction
 
 from django_taskclaim.handlers import Handler
 from django_taskclaim.signals import rows_claimed, rows_released
-from django_taskclaim.worker.batch import DONE, Failed, items_of
+from django_taskclaim.worker.batch import DONE, Failed, hold
 from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.executors import HandlerThread
@@ -187,11 +187,11 @@ def test_a_half_that_is_done_stays_done_when_the_other_half_overruns(
         if len(photos) == 2:
             raise ValueError("to be run in halves")
         if photos != [first]:
+            (item,) = inflight.running()
             inflight.abandon(item, Failed("it ran too long"))
             executor.leave()
 
-    (item,) = items_of(Handler(Photo, handle, batch=True), Photo.objects.claim_batch(2))
-    inflight.add([item])
+    inflight.add(hold(Handler(Photo, handle, batch=True), Photo.objects.claim_batch(2)))
     executor.start()
     executor.join(120)
     outcomes = [result.outcome for result in inflight.unwritten()]
@@ -205,8 +205,7 @@ def test_results_that_met_a_lock_are_written_beside_others_that_take_long(
 ) -> None:
     make(Photo, 4)
     inflight, moments = InFlight(), [0.0]
-    items = items_of(Handler(Photo, print), Photo.objects.claim_batch(4))
-    other, *met = (item.rows[0] for item in items)
+    other, *met = hold(Handler(Photo, print), Photo.objects.claim_batch(4)).waiting
     inflight.give_back([other, *met])
     other.locked = False
     for held in met:

@@ -13,7 +13,7 @@ from django.db import connection
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.tables import Switch
-from django_taskclaim.worker.batch import Notes, items_of, shared_memory
+from django_taskclaim.worker.batch import Notes, hold, shared_memory
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
@@ -88,7 +88,7 @@ def test_what_a_child_had_not_begun_goes_back_although_its_successor_stops_at_on
     make(Photo, 2)
     handler, memory = Handler(Photo, print), shared_memory()
     child = InFlight(Notes(memory))
-    child.add(items_of(handler, Photo.objects.claim_batch(2)))
+    child.add(hold(handler, Photo.objects.claim_batch(2)))
     inflight, options = InFlight(Notes(memory)), WorkerOptions((Photo._meta.label,), "w", "default")
     service = Service(options, [handler], inflight)
     if finder == "service":  # Right before the claimer, which ends, looks as well.
@@ -108,7 +108,7 @@ def test_renewals_follow_the_shortest_lease_that_is_held(db: None) -> None:
     make(Photo)
     handler, inflight = Handler(Photo, print), InFlight()
     service = Service(WorkerOptions((Photo._meta.label,), "w", "default"), [handler], inflight)
-    inflight.add(items_of(handler, Photo.objects.claim_batch(1, lease=4)))
+    inflight.add(hold(handler, Photo.objects.claim_batch(1, lease=4)))
     service.keeper.follow(Photo, Switch(lease=timedelta(hours=1)))
     assert service.keeper.lease_of(handler) == timedelta(hours=1)
     assert service.keeper.renewal_interval() == 4 / RENEWALS_PER_LEASE
