@@ -100,6 +100,11 @@ class Calls:
 
     # Of the service
 
+    def look_now(self, model: type[Model]) -> None:
+        """Have the claimer look for rows of *model*, also during its pause."""
+        self._looks[model].called = clock()
+        self._on_call()
+
     def listen(self) -> bool:
         """See to it that this thread's session listens; True if the database was asked and has answered."""
         if self._deaf:

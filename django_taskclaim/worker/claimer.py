@@ -230,8 +230,6 @@ class Claimer(threading.Thread):
 
     def _next_look(self, source: _Source) -> float:
         """Return when, by ``clock()``, to look for rows of this model again."""
-        if source.model in self.service.to_look_for:
-            return 0.0
         return min(source.next_look, self.service.calls.look_at(source.model))
 
     def _has_room(self, source: _Source) -> bool:
@@ -250,7 +248,6 @@ class Claimer(threading.Thread):
         """Claim once for a model; a full batch looks again as soon as there is room, else after the poll pause."""
         pause = self.options.poll.total_seconds() * random.uniform(0.75, 1.25)
         source.answer.refusal = None
-        self.service.to_look_for.discard(source.model)
         self.service.calls.begin_look(source.model)
         full: bool | None = False
         try:

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from django.conf import settings
 from django.db import models
 
 from django_taskclaim.claim import carried_claims, claim_of, clock
@@ -166,55 +165,27 @@ def _key(row: models.Model) -> str:
 
 
 class Limited:
-    """Logs the same message at most once every *seconds*, with the number of times it was left out."""
+    """Logs the same trouble once every ten seconds at most, and the same fault once a minute."""
 
-    def __init__(self, seconds: float = 10.0) -> None:
-        self._seconds = seconds
-        self._last: dict[str, float] = {}
-        self._held_back: dict[str, int] = {}
-        self._faults: set[tuple[str, type[BaseException]]] = set()
+    def __init__(self) -> None:
+        #: By ``clock()``, when each may be logged again.
+        self._next: dict[str, float] = {}
 
     def warn(self, what: str, error: BaseException) -> None:
         """Log that *what* failed with *error*, unless that was logged just now."""
-        self._log(logging.WARNING, what, error)
+        if self._is_due(what, 10.0):
+            logger.warning("%s: %s", what, describe(error), extra={"event": "trouble"})
 
     def broken(self, what: str, error: BaseException) -> None:
-        """Log a fault with its traceback the first time, and later as ``warn`` does."""
-        what = f"{what} failed"
-        if (what, type(error)) in self._faults:
-            self._log(logging.ERROR, what, error)
-            return
-        self._faults.add((what, type(error)))
-        self._last[what] = clock()
-        broken(what, error)
+        """Log a fault with its traceback, unless that was logged just now."""
+        if self._is_due(what, 60.0):
+            broken(f"{what} failed", error)
 
-    def _log(self, level: int, what: str, error: BaseException) -> None:
+    def _is_due(self, what: str, every: float) -> bool:
         now = clock()
-        if now - self._last.get(what, float("-inf")) < self._seconds:
-            self._held_back[what] = self._held_back.get(what, 0) + 1
-            return
-        self._last[what] = now
-        before = self._held_back.pop(what, 0)
-        again = f" ({before} more times since the last such line)" if before else ""
-        logger.log(level, "%s: %s%s", what, describe(error), again, extra={"event": "trouble"})
-
-
-#: Events that bring the traceback of a handler.
-_OF_ONE_ROW = frozenset({"failed", "lost", "raised"})
-
-
-class _FirstOfEachKind:
-    """Keeps the traceback of the first row that failed with each class of error; those of our own errors are shown."""
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
-
-    def __call__(self, record: logging.LogRecord) -> bool:
-        error = getattr(record, "error", "")
-        if getattr(record, "event", None) in _OF_ONE_ROW:
-            if error in self._seen:
-                record.exc_info = record.exc_text = None
-            self._seen.add(error)
+        if now < self._next.get(what, 0.0):
+            return False
+        self._next[what] = now + every
         return True
 
 
@@ -227,7 +198,5 @@ def log_to_console(verbosity: int) -> None:
     console.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     if verbosity < 2:
         rows_logger.setLevel(logging.WARNING)
-        if not settings.DEBUG:
-            console.addFilter(_FirstOfEachKind())
     ours.addHandler(console)
     ours.setLevel(logging.INFO if verbosity > 0 else logging.WARNING)

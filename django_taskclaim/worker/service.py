@@ -7,7 +7,7 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -101,8 +101,6 @@ class Service(threading.Thread):
         self.inflight = inflight
         #: Models whose claims a person has stopped, with the reason, as the last look found them.
         self.paused: dict[type[Model], str] = {}
-        #: Models whose rows the claimer looks for at once, also during its pause.
-        self.to_look_for: set[type[Model]] = set()
         self.counters = Counters()
         #: What stops claims by itself: health checks, asked here, and failures, heard from the executors.
         self.throttles = Throttles(
@@ -155,11 +153,6 @@ class Service(threading.Thread):
             *(duty for path in sorted(more_duties) for duty in import_string(path)(self)),
             pruning("deleting what is old", partial(prune, self.options.using)),
         ]
-
-    def let_claim(self, models: Iterable[type[Model]]) -> None:
-        """Let the claimer look for rows of *models* now: what stopped their claims is over."""
-        self.to_look_for.update(models)
-        self.inflight.wake()
 
     def leave(self) -> None:
         """End after one last round."""
@@ -242,7 +235,8 @@ class Service(threading.Thread):
             _note_stop("%s is paused: %s", self.paused, model, pause)
             _note_stop("%s is throttled: %s", shared, model, _shared_reason(stops))
             if waited and model not in self.paused and model not in shared:
-                self.let_claim([model])
+                # What stopped its claims is over.
+                self.calls.look_now(model)
 
     def _give_back_stopped(self) -> None:
         for handler in self.handlers:
