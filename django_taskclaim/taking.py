@@ -9,7 +9,6 @@ from django.db import models, transaction
 from django.db.models.manager import BaseManager
 
 from django_taskclaim import conf
-from django_taskclaim.connecting import drop_broken
 from django_taskclaim.db.sql import Key
 from django_taskclaim.exceptions import CommitUnknown, TaskClaimError
 from django_taskclaim.querysets.scope import (
@@ -19,9 +18,9 @@ from django_taskclaim.querysets.scope import (
     refuse_unclaimable,
 )
 from django_taskclaim.querysets.transactions import (
-    AWAY,
+    AmbiguousCommit,
     belongs_to_the_caller,
-    is_ambiguous,
+    detecting_lost_commit,
     no_transaction,
     unbroken_transaction,
 )
@@ -91,10 +90,10 @@ def _taken(
         "The transaction of take() was over before its block was, so nothing was kept: the block swallowed a database"
         f" error, ended the transaction itself, or sent no query for {idle.total_seconds():g} s"
     )
-    outermost, committing = no_transaction(connection), False
+    outermost = no_transaction(connection)
     committed: list[bool] = []
     try:
-        with target.dialect.guarded_transaction(idle):
+        with detecting_lost_commit(target, target.dialect.guarded_transaction(idle)):
             if outermost:
                 # The first hook of all: one that raises afterwards says nothing about the COMMIT.
                 transaction.on_commit(lambda: committed.append(True), using=target.alias)
@@ -105,11 +104,9 @@ def _taken(
             for part in target.dialect.chunks(keys if delete else (), target.table):
                 gone = target.dialect.write(target.table, part, None)
                 _refuse_shared_keys(target, gone, len(part))
-            committing = outermost
-    except AWAY as error:
-        if not committing or committed or not is_ambiguous(error, target):
+    except AmbiguousCommit as error:
+        if committed:
             raise
-        drop_broken(connection.alias)
         raise CommitUnknown(rows, (), rows) from error
 
 

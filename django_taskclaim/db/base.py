@@ -22,7 +22,6 @@ from django_taskclaim.db.sql import (
     SQL,
     VALUES,
     Change,
-    Claims,
     Fields,
     Key,
     Keys,
@@ -38,7 +37,7 @@ from django_taskclaim.db.sql import (
     value,
 )
 from django_taskclaim.fields import as_utc, moment_reader
-from django_taskclaim.states import Status, Token
+from django_taskclaim.states import Status
 
 #: The rows of this table are the advisory locks of databases that have none for a transaction.
 NAMED_LEASES = "taskclaim_namedlease"
@@ -459,17 +458,11 @@ class Dialect:
         """Write the rows with these keys that match *condition*, or delete them (None), and return how many."""
         return self.run(self.writing(table, keys, change, condition))
 
-    def write_held(self, table: Table, claims: Claims, change: Change | None) -> Keys | None:
-        """Write the rows that the tokens still hold by one statement, and return the keys of those written.
-
-        None, where fewer were written than named and nothing says which: the statement must then be rolled back. A
-        *change* of None deletes them.
-        """
-        keys = claims[0][1] if len(claims) == 1 else [key for _, same in claims for key in same]
-        return self.written(table, self.writing(table, keys, change, table.held(claims)), keys)
-
     def written(self, table: Table, statement: SQL, keys: Keys) -> Keys | None:
-        """Send a statement that writes the rows with these keys, and return the keys of those that it wrote."""
+        """Send a fenced statement that writes the rows with these keys, and return the keys of those that it wrote.
+
+        None, where fewer were written than named and nothing says which: the statement must then be rolled back.
+        """
         if len(keys) > 1 and self.returns_updated:
             rows = self.fetch(SQL(f"{statement.text} RETURNING {table.key_list}", statement.params))
             return keys if len(rows) == len(keys) else table.python_keys(rows)
@@ -478,15 +471,15 @@ class Dialect:
             return keys
         return [] if self.returns_updated else None
 
-    def renew_held(self, table: Table, token: Token, keys: Keys, lease: timedelta) -> Keys:
-        """Extend the leases that *token* still holds, but for rows that somebody has locked, and return their keys."""
+    def renew_held(self, table: Table, keys: Keys, fence: SQL, lease: timedelta) -> Keys:
+        """Extend the leases within their *fence*, but for rows that somebody has locked, and return their keys."""
         extension = Change([self.extension(table, lease)])
         if self.has_one_writer:
             # Nobody else has a row locked.
-            return self.write_held(table, [(token, keys)], extension) or ()
-        held = self.select_keys(table, keys, table.standing(token), SKIP)
+            return self.written(table, self.writing(table, keys, extension, fence), keys) or ()
+        held = self.select_keys(table, keys, fence, SKIP)
         if held:
-            self.write(table, held, extension, table.standing(token))
+            self.write(table, held, extension, fence)
         return held
 
     def extension(self, table: Table, lease: timedelta) -> SQL:

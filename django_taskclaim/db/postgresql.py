@@ -23,7 +23,6 @@ from django_taskclaim.db.sql import (
     value,
 )
 from django_taskclaim.policy import RENEWALS_PER_LEASE
-from django_taskclaim.states import Token
 
 CANDIDATES = "taskclaim_candidates"
 
@@ -197,15 +196,14 @@ class PostgreSQL(Dialect):
             typed.append(nothing(table.column(one.field), table.name) if is_text else "NULL")
         return [SQL(", ".join(typed)), *super().value_rows(table, keys, own)]
 
-    def renew_held(self, table: Table, token: Token, keys: Keys, lease: timedelta) -> Keys:
-        standing = table.standing(token)
+    def renew_held(self, table: Table, keys: Keys, fence: SQL, lease: timedelta) -> Keys:
         held = sql(
             "SELECT {0} FROM {1} WHERE {2} ORDER BY {0}",
             table.key_list,
             table.name,
-            both(table.keyed(keys), standing),
+            both(table.keyed(keys), fence),
         )
-        update = self._update_free(table, held, self.extension(table, lease), standing)
+        update = self._update_free(table, held, self.extension(table, lease), fence)
         renewed = self.written(table, update, keys)
         assert renewed is not None, "RETURNING names what was written"
         return renewed

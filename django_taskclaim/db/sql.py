@@ -32,9 +32,6 @@ Row: TypeAlias = list[Any]
 
 Convert = Callable[[Any], Any]
 
-#: Tokens, each with the keys of its rows.
-Claims: TypeAlias = Sequence[tuple[Token, Keys]]
-
 #: Stands for all transactions that wait for the second phase of their commit: they cannot be told apart.
 PREPARED = "prepared"
 
@@ -324,13 +321,6 @@ class Table(KeyTable):
             f"{self.status} = '{status.value}' AND {self.holder} = %s AND {self.iteration} = %s",
             (token.holder, token.iteration),
         )
-
-    def held(self, claims: Claims) -> SQL:
-        """Match, among the rows with all these keys, those that the tokens still hold: the fence for several claims."""
-        if len(claims) == 1:
-            return self.standing(claims[0][0])
-        each = [sql("{} AND {}", self.keyed(keys), self.standing(token)) for token, keys in claims]
-        return sql("(({}))", SQL.join(") OR (", each))
 
 
 def _linked(field: Any) -> Any:

@@ -1,13 +1,15 @@
 """Finishing rows well, each in the way that the policy of its model names; the worker comes here like any caller."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 from django.db import models
+from django.db.models import Q
 
 from django_taskclaim.claim import COMPLETED as ENDED_WELL
-from django_taskclaim.claim import carried_claim, carried_claims
+from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import (
     LINK,
     KeyColumns,
@@ -29,9 +31,10 @@ from django_taskclaim.querysets.scope import (
     NOW,
     OPEN_AGAIN,
     ClaimTarget,
+    Columns,
     is_claimed_by,
 )
-from django_taskclaim.querysets.writes import Given, Rows, Write
+from django_taskclaim.querysets.writes import Given, HeldRows, Write
 from django_taskclaim.signals import rows_completed
 from django_taskclaim.states import Status
 
@@ -53,6 +56,9 @@ class Results(NamedTuple):
 #: Most completions name no columns.
 NOTHING = Results()
 
+#: What instances show of rows that are gone.
+AS_LEFT: Columns = {"status": Status.COMPLETE, "expires_at": None}
+
 
 def complete(
     model: type[models.Model],
@@ -70,50 +76,67 @@ def complete(
     checked_results(model, update_fields)
     given = Given(rows)
     # Each may raise, so all are made before the first one writes.
-    verbs: dict[type[models.Model], Completing] = {}
-    for held in given.held:
-        kind = held.target.model
-        if kind not in verbs:
-            policy, results = policy_for(kind).completion, checked_results(kind, update_fields)
-            verbs[kind] = Completing(kind, policy, results, may_be_gone)
-            verbs[kind].savepoint = savepoint
-    for kind, verb in verbs.items():
-        given.write([held for held in given.held if held.target.model is kind], verb)
+    verbs = [
+        _completing(held.target.model, update_fields, may_be_gone=may_be_gone, savepoint=savepoint)
+        for held in given.held
+    ]
+    for held, verb in zip(given.held, verbs, strict=True):
+        given.write(held, verb)
     return given.end()
 
 
+@dataclass(kw_only=True)
 class Completing(Write):
     """Does with rows of one model what their policy says, and writes their results."""
 
-    def __init__(
-        self, model: type[models.Model], policy: Completion, results: Results, may_be_gone: bool
-    ) -> None:
-        sets = COMPLETED
-        if isinstance(policy, Clear):
-            # It is written also without a pause: then the rows done last stand behind all others that are due.
-            sets = {**AS_NEW, "not_before": policy.pause, "completed_at": NOW, **OPEN_AGAIN}
-        super().__init__(sets, rows_completed, how=ENDED_WELL)
-        self.policy, self.results, self.may_be_gone = policy, results, may_be_gone
-        if isinstance(policy, (Delete, Archive)):
-            self.shown = {"status": Status.COMPLETE, "expires_at": None}
-        if isinstance(policy, Delete):
-            self.deletes = True
-            self.only_locks = policy.cascade or is_on_many_tables(model)
-            self.results = Results(of_source=results.of_source)
-        self.per_row = len(self.results.own)
-        acts = self.only_locks or isinstance(policy, Archive)
-        self.has_more = acts or bool(self.results.inherited or self.results.of_source)
+    policy: Completion
+    results: Results
+    may_be_gone: bool
 
-    def own_values(self, target: ClaimTarget, rows: Rows) -> Sequence[OwnValues]:
-        return own_values(target.table, self.results.own, rows)
+    def change(self, held: HeldRows) -> Change | None:
+        if isinstance(self.policy, Delete):
+            return None
+        columns = self.results.own
+        own = own_values(held.target.table, columns, held.rows) if columns else ()
+        return Change(held.target.setting(self.sets), own)
 
-    def then(self, target: ClaimTarget, rows: Rows) -> None:
-        write_elsewhere(target, rows, self.results, may_be_gone=self.may_be_gone)
+    def then(self, held: HeldRows) -> None:
+        write_elsewhere(held.target, held.rows, self.results, may_be_gone=self.may_be_gone)
         match self.policy:
             case Delete() if self.only_locks:
-                remove(target, rows, Status.PROCESSING, cascade=True)
+                remove(held, Status.PROCESSING, cascade=True)
             case Archive():
-                move_to(self.policy.model, target, rows, cascade=self.policy.cascade)
+                move_to(self.policy.model, held, cascade=self.policy.cascade)
+
+
+def _completing(
+    model: type[models.Model], names: Collection[str], *, may_be_gone: bool, savepoint: bool
+) -> Completing:
+    policy, results = policy_for(model).completion, checked_results(model, names)
+    sets, shown, only_locks = COMPLETED, None, False
+    match policy:
+        case Clear():
+            # It is written also without a pause: then the rows done last stand behind all others that are due.
+            sets = {**AS_NEW, "not_before": policy.pause, "completed_at": NOW, **OPEN_AGAIN}
+        case Archive():
+            shown = AS_LEFT
+        case Delete():
+            results, shown = results._replace(own=(), inherited=()), AS_LEFT
+            only_locks = policy.cascade or is_on_many_tables(model)
+    elsewhere = bool(results.inherited or results.of_source)
+    return Completing(
+        sets=sets,
+        shown=shown,
+        how=ENDED_WELL,
+        signal=rows_completed,
+        per_row=len(results.own),
+        has_more=only_locks or elsewhere or isinstance(policy, Archive),
+        only_locks=only_locks,
+        savepoint=savepoint,
+        policy=policy,
+        results=results,
+        may_be_gone=may_be_gone,
+    )
 
 
 # Results
@@ -262,29 +285,25 @@ def _by_table(
 # Deleting, and moving to an archive
 
 
-def remove(
-    target: ClaimTarget, rows: Sequence[models.Model], status: Status, *, cascade: bool
-) -> None:
-    """Delete rows of one claim that this transaction has locked in *status*.
+def remove(held: HeldRows, status: Status, *, cascade: bool) -> None:
+    """Delete rows that this transaction has locked in *status*.
 
     The instances keep their keys. One without a key would be stored as a new row by its next ``save()``, and be done
     again for ever.
     """
-    claims = carried_claims(rows)
-    condition = is_claimed_by(target.columns, claims[0].token, status)
-    deleted = delete_locked(target, [claim.pk for claim in claims], condition, cascade=cascade)
-    if deleted != len(rows):
+    tokens = {claim.token for claim in held.claims}
+    condition = Q.create([is_claimed_by(held.target.columns, one, status) for one in tokens], Q.OR)
+    deleted = delete_locked(held.target, held.keys, condition, cascade=cascade)
+    if deleted != len(held.rows):
         raise TaskClaimError(
-            f"Deleted {deleted} of {len(rows)} rows that were locked for it; rolled back."
+            f"Deleted {deleted} of {len(held.rows)} rows that were locked for it; rolled back."
         )
 
 
-def move_to(
-    archive: type[models.Model], target: ClaimTarget, rows: Sequence[models.Model], *, cascade: bool
-) -> None:
+def move_to(archive: type[models.Model], held: HeldRows, *, cascade: bool) -> None:
     """Copy rows that this transaction has completed to *archive*, and delete them."""
-    _copy(target, archive, [claim.pk for claim in carried_claims(rows)])
-    remove(target, rows, Status.COMPLETE, cascade=cascade)
+    _copy(held.target, archive, held.keys)
+    remove(held, Status.COMPLETE, cascade=cascade)
 
 
 def _copy(target: ClaimTarget, archive: type[models.Model], keys: Sequence[object]) -> None:

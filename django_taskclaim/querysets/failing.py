@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import TypeVar
@@ -12,18 +13,18 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, models
 from django.db.models import Case, F, Q, When
 
-from django_taskclaim.claim import Ended, carried_claim, carried_claims, clock
+from django_taskclaim.claim import Ended, carried_claim, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow
-from django_taskclaim.db.sql import SQL, Key, OwnValues
+from django_taskclaim.db.sql import SQL, Change, Key, OwnValues
 from django_taskclaim.error_text import describe, escape_to_ascii, text_to_store
 from django_taskclaim.exceptions import ClaimLost, Permanent
 from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.policy import policy_for
-from django_taskclaim.querysets.scope import FAILED, NOW, ONE_MORE, OPEN_AGAIN, ClaimTarget
-from django_taskclaim.querysets.writes import Given, HeldRows, Rows, Write, write_all
+from django_taskclaim.querysets.scope import FAILED, NOW, ONE_MORE, OPEN_AGAIN
+from django_taskclaim.querysets.writes import Given, HeldRows, Write, write_all
 from django_taskclaim.signals import rows_failed, rows_released
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.tables import Switch, scope_of, throttle_scope
@@ -37,37 +38,48 @@ logger = logging.getLogger("django_taskclaim")
 def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
     """End rows badly as their policy judges *error*; see ``ClaimQuerySet.fail``."""
     given, text = Given(rows), text_to_store(error)
-    judges = {
-        model: cache(partial(policy_for(model).judge, error, retry=retry))
-        for model in {held.target.model for held in given.held}
-    }
     for held in given.held:
-        judge = judges[held.target.model]
-        keys: dict[tuple[bool, bool, bool], list[Key]] = {}
-        waits: dict[Key, timedelta] = {}
-        for claim in carried_claims(held.rows):
-            verdict = judge(claim.attempts + 1)
-            ending = verdict.final, verdict.counted, verdict.everyone
-            keys.setdefault(ending, []).append(claim.pk)
-            waits[claim.pk] = verdict.wait()
-        for (final, counted, everyone), those in keys.items():
-            ended = [held.only(those)]
-            if counted:
-                failing = partial(Failing, error, text, None if final else waits)
-                store_text(partial(_write_failure, given, ended, failing), text)
-                continue
+        model = held.target.model
+        judge = cache(partial(policy_for(model).judge, error, retry=retry))
+        verdicts = [judge(claim.attempts + 1) for claim in held.claims]
+        if not verdicts[0].counted:
             # RetryLater is the same for each row.
-            wait = waits[those[0]]
-            if everyone:
-                stop_everyone(held.target.model, held.target.alias, wait, describe(error))
-            given.write(ended, _giving_back(wait))
+            wait = verdicts[0].wait()
+            if verdicts[0].everyone:
+                stop_everyone(model, held.target.alias, wait, describe(error))
+            given.write(held, _giving_back(wait))
+            continue
+        judged = zip(held.keys, verdicts, strict=True)
+        waits = {key: verdict.wait() for key, verdict in judged if not verdict.final}
+        for ended in (held.only(waits), held.but_for(waits)):
+            if ended.rows:
+                waiting = waits if ended.keys[0] in waits else None
+                store_text(partial(_write_failure, given, ended, error, text, waiting), text)
     return given.end()
 
 
 def _write_failure(
-    given: Given, held: list[HeldRows], failing: "Callable[..., Failing]", *stored: str
+    given: Given,
+    held: HeldRows,
+    error: BaseException | str,
+    text: tuple[str, str],
+    waits: dict[Key, timedelta] | None,
+    error_class: str,
+    last_error: str,
 ) -> None:
-    given.write(held, failing(*stored))
+    """Write *error_class* and *last_error*, made of *text*, which is class and text of *error*."""
+    why = {"error_class": error_class, "last_error": last_error}
+    sets = {**why, "attempts": ONE_MORE, **(FAILED if waits is None else OPEN_AGAIN)}
+    failing = Failing(
+        sets=sets,
+        shown=sets if waits is None else {**sets, "not_before": NOW},
+        how=Ended(failure=text, permanent=isinstance(error, Permanent)),
+        signal=rows_failed,
+        facts={"error": error},
+        per_row=int(waits is not None),
+        waits=waits,
+    )
+    given.write(held, failing)
 
 
 def store_text(write_as: Callable[[str, str], R], text: tuple[str, str], last: str = "") -> R:
@@ -85,33 +97,20 @@ def store_text(write_as: Callable[[str, str], R], text: tuple[str, str], last: s
     return write_as(last, "")
 
 
+@dataclass(kw_only=True)
 class Failing(Write):
-    """Writes a failure that counts: the last one of its row where no *waits* are given, by key."""
+    """Writes a failure that counts."""
 
-    def __init__(
-        self,
-        error: BaseException | str,
-        text: tuple[str, str],
-        waits: dict[Key, timedelta] | None,
-        error_class: str,
-        last_error: str,
-    ) -> None:
-        """The row gets *error_class* and *last_error*, made of *text*, which is class and text of *error*."""
-        why = {"error_class": error_class, "last_error": last_error}
-        sets = {**why, "attempts": ONE_MORE, **(FAILED if waits is None else OPEN_AGAIN)}
-        how = Ended(failure=text, permanent=isinstance(error, Permanent))
-        super().__init__(sets, rows_failed, how=how, error=error)
-        self.waits = waits
-        if waits is not None:
-            self.per_row, self.shown = 1, {**sets, "not_before": NOW}
+    #: How long each row waits for its next try, by key; none is left where there are no waits.
+    waits: dict[Key, timedelta] | None
 
-    def own_values(self, target: ClaimTarget, rows: Rows) -> Sequence[OwnValues]:
-        waiting = target.columns.not_before
-        if self.waits is None or waiting is None:
-            return ()
-        waits = [self.waits[claim.pk] for claim in carried_claims(rows)]
-        seconds = [SQL("%s", (wait.total_seconds(),)) for wait in waits]
-        return [OwnValues(waiting, seconds, target.dialect.moment_after)]
+    def change(self, held: HeldRows) -> Change:
+        target, waiting = held.target, held.target.columns.not_before
+        own = []
+        if self.waits is not None and waiting is not None:
+            seconds = [SQL("%s", (self.waits[key].total_seconds(),)) for key in held.keys]
+            own = [OwnValues(waiting, seconds, target.dialect.moment_after)]
+        return Change(target.setting(self.sets), own)
 
 
 def fail_unreadable(unreadable: Iterable[tuple[models.Model, Exception]]) -> None:
@@ -153,7 +152,7 @@ def release(rows: object, wait: timedelta | None = None, *, quarantined: bool = 
 def _giving_back(later: timedelta | datetime | None) -> Write:
     """Return what puts rows back uncounted, to be due at a moment or so much later; None leaves their places."""
     waiting = {} if later is None else {"not_before": later}
-    return Write({**waiting, **OPEN_AGAIN}, rows_released)
+    return Write(sets={**waiting, **OPEN_AGAIN}, signal=rows_released)
 
 
 def note_start(row: models.Model) -> None:
@@ -163,7 +162,7 @@ def note_start(row: models.Model) -> None:
     stands no more.
     """
     started, claim = clock(), carried_claim(row)
-    beginning = Write({"not_before": QUARANTINED, "expires_at": claim.lease}, how=None)
+    beginning = Write(sets={"not_before": QUARANTINED, "expires_at": claim.lease}, how=None)
     write_all([row], beginning)
     claim.extend(started)
 

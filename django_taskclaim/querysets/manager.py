@@ -117,7 +117,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
 
         What becomes of them then is their model's policy: marked by default, or deleted, archived, open again.
         Rows whose claim was lost are not written; once the others are, ClaimLost names them (``.lost``,
-        ``.written``). The caller's transaction stays usable. Rows of several databases are written one database after
+        ``.written``). The caller's transaction stays usable. Rows of several models or databases are written one after
         the other: an error of one leaves those before it written, and their claims ended.
         """
         return completing.complete(self.model, rows, update_fields)

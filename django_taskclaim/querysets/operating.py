@@ -292,7 +292,7 @@ def hand_over(model: type[models.Model], to: str, lease: Lease) -> Write:
     """Return what gives rows to another holder, as claims of their own."""
     holder = checked_name(to, "to")
     sets = {**HELD_BY_ANOTHER, "claimed_by": holder, "expires_at": _lease(model, lease)}
-    return Write(sets, rows_handed_over, to=holder)
+    return Write(sets=sets, signal=rows_handed_over, facts={"to": holder})
 
 
 # Deleting rows that are done

@@ -6,7 +6,7 @@ by ``judge_ambiguous_commit``.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -22,8 +22,7 @@ from django.db import (
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.claim import COMPLETED, carried_claim, clock
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.claim import COMPLETED, carried_claims, clock
 from django_taskclaim.connecting import WAITS_ONCE, drop_broken
 from django_taskclaim.contention import contention_code, retry_on_contention
 from django_taskclaim.db import dialect_for
@@ -110,34 +109,41 @@ def send(
 
     One that *is a commit*, too, is in no transaction.
     """
-    connection = target.dialect.connection
 
     def once() -> R:
-        result, committing = None, is_commit
-        outermost = is_commit or no_transaction(connection)
-        try:
-            with block():
-                result = statements()
-                committing = outermost
-            return result
-        except AWAY as error:
-            if not committing or not is_ambiguous(error, target):
-                raise
-            drop_broken(target.alias)
-            ambiguous = AmbiguousCommit(*error.args)
-            ambiguous.result = result
-            raise ambiguous from error
+        with detecting_lost_commit(target, block(), is_commit=is_commit) as lost:
+            lost.result = result = statements()
+        return result
 
-    return _retry(target.alias, WAITS_ONCE not in vars(connection)).call(once)
+    waits_once = WAITS_ONCE in vars(target.dialect.connection)
+    return _retry(target.alias, lock_timeouts=not waits_once).call(once)
 
 
-def is_ambiguous(error: Exception, target: Target) -> bool:
-    """Say whether the COMMIT that *error* came from may have been carried out all the same."""
-    return contention_code(error) is None and target.dialect.may_be_done(error)
+@contextmanager
+def detecting_lost_commit(
+    target: Target, block: AbstractContextManager[None], *, is_commit: bool = False
+) -> Iterator[AmbiguousCommit]:
+    """Run the inside of *block*; AmbiguousCommit, with what was noted on it, where the COMMIT was not answered.
+
+    Where the statement inside *is a commit*, too, it is in no transaction.
+    """
+    outermost = is_commit or no_transaction(target.dialect.connection)
+    lost, committing = AmbiguousCommit(), is_commit
+    try:
+        with block:
+            yield lost
+            committing = outermost
+    except AWAY as error:
+        was_refused = contention_code(error) is not None or not target.dialect.may_be_done(error)
+        if not committing or was_refused:
+            raise
+        drop_broken(target.alias)
+        lost.args = error.args
+        raise lost from error
 
 
 @cache
-def _retry(using: str, lock_timeouts: bool) -> retry_on_contention:
+def _retry(using: str, *, lock_timeouts: bool) -> retry_on_contention:
     # It is cached, since making one costs a noticeable part of a small statement.
     return retry_on_contention(using=using, atomic=False, lock_timeouts=lock_timeouts)
 
@@ -176,37 +182,29 @@ class Judgement(NamedTuple):
 
 
 def judge_ambiguous_commit(
-    rows: Iterable[models.Model],
+    rows: Sequence[models.Model],
     *,
     patience: float = PATIENCE,
     finished: Status | None = Status.COMPLETE,
 ) -> Judgement:
     """Say what became of *rows* after the COMMIT of a transaction that was to finish them was not answered.
 
-    Every row must have been claimed. The token that its instance carries decides, by what the database to which the
-    claim was written says now: a claim that is found in the state *finished* is ended on the instance, and an ambiguous
-    one is marked as lost there.
+    They are rows of one model, claimed on one database. The token that an instance carries decides, by what that
+    database says now: a claim that is found in the state *finished* is ended on the instance, and an ambiguous one is
+    marked as lost there.
 
     Waits up to *patience* seconds for a database that is away, or in which the unanswered transaction still has the
     rows locked; then the database's error passes on, nothing is decided, and the call may be repeated. To be called
     outside of any transaction. The thread's connection is replaced if it broke.
     """
-    rows = list(rows)
-    by_table: dict[Any, list[models.Model]] = {}
-    for row in rows:
-        table = carried_claim(row).alias, claim_columns(type(row)).owner
-        by_table.setdefault(table, []).append(row)
-    stored: dict[int, tuple[str, Token] | None] = {}
-    for (alias, _), same in by_table.items():
-        target = ClaimTarget.of(type(same[0]), alias)
-        keys = sorted(carried_claim(row).pk for row in same)
-        states = wait_for_answer(target, _states, patience, target, keys)
-        stored |= {id(row): states.get(carried_claim(row).pk) for row in same}
+    claims = carried_claims(rows)
+    target = ClaimTarget.of(type(rows[0]), claims[0].alias)
+    keys = sorted(claim.pk for claim in claims)
+    states = wait_for_answer(target, _states, patience, target, keys)
     # All rows are asked before anything is noted.
     judgement = Judgement([], [], [])
-    for row in rows:
-        claim = carried_claim(row)
-        status, token = stored[id(row)] or (None, None)
+    for row, claim in zip(rows, claims, strict=True):
+        status, token = states.get(claim.pk, (None, None))
         claim.unanswered = False
         if token == claim.token and status == Status.PROCESSING:
             judgement.still_held.append(row)

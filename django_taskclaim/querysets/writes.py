@@ -5,12 +5,11 @@ signal.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,6 +18,7 @@ from django.dispatch import Signal
 
 from django_taskclaim.claim import (
     GIVEN_UP,
+    Claim,
     Ended,
     attach,
     carried_claim,
@@ -30,7 +30,7 @@ from django_taskclaim.claim import (
     standing_claim,
 )
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.sql import SKIP, WAIT, Change, Key, OwnValues
+from django_taskclaim.db.sql import SKIP, SQL, WAIT, Change, Key, Keys, sql
 from django_taskclaim.error_text import redact
 from django_taskclaim.exceptions import ClaimLost, CommitUnknown
 from django_taskclaim.querysets.isolating import RefusedRows
@@ -51,40 +51,55 @@ logger = logging.getLogger("django_taskclaim")
 
 Rows = Sequence[models.Model]
 
-#: One statement writes the rows of at most so many claims: each claim adds to its text.
-MOST_CLAIMS = 10
-
 
 # What a verb is given
 
 
-@dataclass(frozen=True, slots=True)
 class HeldRows:
-    """Rows of one model under one token, in key order: so two workers take row locks alike and cannot deadlock."""
+    """Rows of one model that carry claims, each row once, in the order of their tokens and keys.
 
-    target: ClaimTarget
-    token: Token
-    #: The keys under which they were claimed, and the instance of each.
-    keys: list[Key]
-    rows: list[models.Model]
+    The order is always the same, so two workers take row locks alike and cannot deadlock.
+    """
+
+    def __init__(self, target: ClaimTarget, pairs: list[tuple[Claim, models.Model]]) -> None:
+        self.target, self.pairs = target, pairs
+        self.claims = [claim for claim, _ in pairs]
+        self.rows = [row for _, row in pairs]
+        #: The keys under which they were claimed.
+        self.keys: list[Key] = [claim.pk for claim in self.claims]
 
     def parts(self, per_row: int = 0) -> list["HeldRows"]:
         """Cut them into what one statement takes, with so many values *per_row*."""
-        size, count = self.target.dialect.chunk_size(self.target.table, per_row), len(self.keys)
-        cuts = [slice(start, start + size) for start in range(0, count, size)]
-        return [replace(self, keys=self.keys[cut], rows=self.rows[cut]) for cut in cuts]
+        size = self.target.dialect.chunk_size(self.target.table, per_row)
+        starts = range(0, len(self.pairs), size)
+        return [HeldRows(self.target, self.pairs[start : start + size]) for start in starts]
 
-    def standing(self, keys: Sequence[Key], lock: str = "") -> "HeldRows":
-        """Read, or lock, those with one of *keys* whose claim stands, and return them."""
-        table = self.target.table
-        stand = self.target.dialect.select_keys(table, keys, table.standing(self.token), lock)
-        return self.only(stand)
+    def fence(self) -> SQL:
+        """Return the condition that holds, among rows with their keys, while their claims stand."""
+        table, keys_of = self.target.table, dict[Token, list[Key]]()
+        for claim in self.claims:
+            keys_of.setdefault(claim.token, []).append(claim.pk)
+        if len(keys_of) == 1:
+            return table.standing(self.claims[0].token)
+        each = [
+            sql("{} AND {}", table.keyed(keys), table.standing(token))
+            for token, keys in keys_of.items()
+        ]
+        return sql("(({}))", SQL.join(") OR (", each))
+
+    def standing(self, lock: str = "") -> "HeldRows":
+        """Read, or lock, those whose claims stand, and return them."""
+        target = self.target
+        found = target.dialect.select_keys(target.table, self.keys, self.fence(), lock)
+        return self.only(set(found))
 
     def only(self, keys: Collection[Key]) -> "HeldRows":
         """Return those with one of *keys*."""
-        found, by_key = set(keys), dict(zip(self.keys, self.rows, strict=True))
-        kept = [key for key in self.keys if key in found]
-        return replace(self, keys=kept, rows=[by_key[key] for key in kept])
+        return HeldRows(self.target, [pair for pair in self.pairs if pair[0].pk in keys])
+
+    def but_for(self, keys: Collection[Key]) -> "HeldRows":
+        """Return those with none of *keys*."""
+        return HeldRows(self.target, [pair for pair in self.pairs if pair[0].pk not in keys])
 
 
 class Given:
@@ -102,43 +117,47 @@ class Given:
         #: One instance of each row. Other instances of the row share its claim, and show nothing of what a verb writes.
         self.rows: list[models.Model] = []
         firsts: dict[Any, models.Model] = {}
-        groups: dict[Any, dict[Key, models.Model]] = {}
+        groups: dict[Any, dict[Claim, models.Model]] = {}
         for row in given:
             kind = type(row)
             if (claim := standing_claim(row)) is not None:
-                of_token = claim.alias, owners[kind], claim.token
-                first = firsts.setdefault((*of_token, claim.pk), row)
+                place = claim.alias, owners[kind], claim.pk
+                first = firsts.setdefault((*place, claim.token), row)
                 if first is not row:
                     attach(row, carried_claim(first))
                     show([row], dict.fromkeys(claim_columns(kind).guarded, models.DEFERRED))
                     continue
-                groups.setdefault((*of_token, kind), {})[claim.pk] = row
+                # If a row is there under two tokens, one of these is over. Two statements tell which.
+                is_known = firsts.setdefault(place, row) is not row
+                group = claim.alias, kind, claim.token if is_known else None
+                groups.setdefault(group, {})[claim] = row
             self.rows.append(row)
-        held: list[HeldRows] = []
-        for (alias, _, token, kind), by_key in groups.items():
-            keys = sorted(by_key)
-            rows = [by_key[key] for key in keys]
-            held.append(HeldRows(ClaimTarget.of(kind, alias), token, keys, rows))
-        #: Sorted by database, table and token, the order in which they are written.
-        self.held = sorted(
-            held, key=attrgetter("target.alias", "target.columns.owner._meta.label", "token")
-        )
+        #: What one verb writes in one transaction, sorted by database and table.
+        self.held: list[HeldRows] = []
+        for (alias, kind, _), of_claim in groups.items():
+            claims = sorted(of_claim, key=attrgetter("token", "pk"))
+            pairs = [(claim, of_claim[claim]) for claim in claims]
+            self.held.append(HeldRows(ClaimTarget.of(kind, alias), pairs))
+        self.held.sort(key=attrgetter("target.alias", "target.columns.owner._meta.label"))
         self._written: list[models.Model] = []
 
-    def write(self, held: Iterable[HeldRows], verb: "Write") -> None:
+    def parts(self) -> list[HeldRows]:
+        """Return what carries a claim, cut into what one statement takes."""
+        return [part for held in self.held for part in held.parts()]
+
+    def write(self, held: HeldRows, verb: "Write") -> None:
         """Write *held*, which are some of these rows, and let the instances show what *verb* has made of them.
 
-        Each database is a transaction of its own. What one has committed is noted on its rows before the next is
-        written to, which may fail.
+        This is a transaction of its own. What it has committed is noted before the next rows are written, which may
+        fail.
         """
-        for _, same in groupby(held, attrgetter("target.alias")):
-            written = _write(list(same), verb)
-            if verb.how is not None:
-                end_claims(carried_claims(written), verb.how)
-                show_state(written, verb.shown)
-            if verb.signal is not None and verb.signal.receivers:
-                send_of_rows(verb.signal, written, **verb.facts)
-            self._written += written
+        written = _write(held, verb)
+        if verb.how is not None:
+            end_claims(carried_claims(written), verb.how)
+            show_state(written, verb.sets if verb.shown is None else verb.shown)
+        if verb.signal is not None and verb.signal.receivers:
+            send_of_rows(verb.signal, written, **verb.facts)
+        self._written += written
 
     def end(self) -> int:
         """Return how many rows were written; ClaimLost naming the others if these are not all."""
@@ -151,60 +170,46 @@ class Given:
 def write_all(rows: object, verb: "Write") -> int:
     """Write one row or many, of any database, and return how many; ClaimLost naming those whose claim was lost."""
     given = Given(rows)
-    given.write(given.held, verb)
+    for held in given.held:
+        given.write(held, verb)
     return given.end()
-
-
-def rows_of(held: Iterable[HeldRows]) -> list[models.Model]:
-    """Return all the rows."""
-    return [row for one in held for row in one.rows]
 
 
 # Writing
 
 
+@dataclass(kw_only=True)
 class Write:
-    """What one verb does to claimed rows; one that does more than set columns overrides ``own_values`` and ``then``."""
+    """What one verb does to claimed rows; one that does more than set columns overrides ``change`` and ``then``."""
 
+    #: What becomes of all rows alike.
+    sets: Columns
+    #: What the instances show of it, where that is something else.
+    shown: Columns | None = None
+    #: How the verb ends the claims; None if they go on and the instances show no change.
+    how: Ended | None = GIVEN_UP
+    signal: Signal | None = None
+    #: What the signal carries beside the rows.
+    facts: Mapping[str, object] = field(default_factory=dict)
     #: How many values of its own each row adds to the statement.
-    per_row = 0
-    #: Whether ``then`` writes more in the same transaction.
-    has_more = False
-    #: Whether rows are deleted.
-    deletes = False
-    #: Whether the statement only locks the rows, and ``then`` writes them.
-    only_locks = False
+    per_row: int = 0
+    #: Whether ``then`` writes more in the same transaction, …
+    has_more: bool = False
+    #: … and whether it writes all, so that the rows are only locked before.
+    only_locks: bool = False
     #: Whether an error leaves the caller's transaction usable.
-    savepoint = True
+    savepoint: bool = True
 
-    def __init__(
-        self,
-        sets: Columns,
-        signal: Signal | None = None,
-        *,
-        how: Ended | None = GIVEN_UP,
-        **facts: object,
-    ) -> None:
-        #: What the statement sets in all rows alike.
-        self.sets = sets
-        #: The columns that the instances show as changed.
-        self.shown = sets
-        #: How the verb ends the claims; None if they go on and the instances show no change.
-        self.how = how
-        self.signal, self.facts = signal, facts
+    def change(self, held: HeldRows) -> Change | None:
+        """Return what the statement sets; None deletes the rows."""
+        return Change(held.target.setting(self.sets))
 
-    def own_values(self, target: ClaimTarget, rows: Rows) -> Sequence[OwnValues]:
-        """Return what the statement sets in each row."""
-        return ()
-
-    def then(self, target: ClaimTarget, rows: Rows) -> None:
-        """Do what belongs to the same transaction, with the rows of one table that were just written."""
+    def then(self, held: HeldRows) -> None:
+        """Do what belongs to the same transaction, with the rows of one statement that were just written."""
 
 
-def _write(held: list[HeldRows], verb: Write) -> list[models.Model]:
-    """Write rows, of one database, whose claims stand and return them; nothing is raised for the others.
-
-    One statement that needs no transaction commits by itself. Otherwise all are written in one transaction.
+def _write(held: HeldRows, verb: Write) -> list[models.Model]:
+    """Write the rows whose claims stand and return them; nothing is raised for the others.
 
     If the COMMIT was not answered, the rows tell its outcome: those in the verb's state under their token count
     as written, those still held are written again, and those that have moved on are marked as ambiguous. A database
@@ -212,31 +217,41 @@ def _write(held: list[HeldRows], verb: Write) -> list[models.Model]:
     """
     written: list[models.Model] = []
     may_autocommit = True
-    while held:
-        unsure = [claim for claim in carried_claims(rows_of(held)) if claim.unanswered]
+    while held.rows:
+        unsure = [row for claim, row in held.pairs if claim.unanswered]
         # Inside the caller's transaction nothing can be waited for. The fence is enough there.
-        if unsure and no_transaction(held[0].target.dialect.connection):
-            held = _ask_unanswered(held, verb, written)
+        if unsure and no_transaction(held.target.dialect.connection):
+            judged = judge_ambiguous_commit(unsure, finished=verb.sets.get("status"))
+            written += judged.committed
+            settled = carried_claims([*judged.committed, *judged.ambiguous])
+            held = held.but_for({claim.pk for claim in settled})
         try:
-            return written + rows_of(_send_all(held, verb, may_autocommit) if held else [])
+            return written + (_send(held, verb, may_autocommit).rows if held.rows else [])
         except AmbiguousCommit as error:
-            held = held if error.result is None else error.result
-            for claim in carried_claims(rows_of(held)):
+            held = error.result or held
+            for claim in held.claims:
                 claim.unanswered = True
             # The next try is a transaction: a statement that ends its session would be sent for ever.
             may_autocommit = False
     return written
 
 
-def _send_all(held: list[HeldRows], verb: Write, may_autocommit: bool) -> list[HeldRows]:
-    """Write rows in the cheapest way, and return the rows written."""
-    target, parts = held[0].target, _statements(held, verb)
+class _SomeAreLost(Exception):
+    """Fewer rows were written than were to be, and what was written must be rolled back: a count does not say which."""
+
+
+def _send(held: HeldRows, verb: Write, may_autocommit: bool) -> HeldRows:
+    """Write rows in the cheapest way, and return those written.
+
+    One statement that needs no transaction commits by itself. Otherwise all are written in one transaction.
+    """
+    target, parts = held.target, held.parts(verb.per_row)
     knows_keys = target.dialect.returns_updated
-    is_plain = len(parts) == 1 and not verb.has_more and (knows_keys or len(rows_of(held)) == 1)
+    is_plain = len(parts) == 1 and not verb.has_more and (knows_keys or len(held.rows) == 1)
     if may_autocommit and is_plain and can_autocommit(target):
-        sent = autocommit(target, _send, parts[0], verb)
-        if sent is not None:
-            return sent
+        keys = autocommit(target, _send_one, held, verb)
+        if keys is not None:
+            return held if len(keys) == len(held.keys) else held.only(set(keys))
     block = partial(target.dialect.own_transaction, savepoint=verb.savepoint)
     # If the count is short and does not say which rows were written, they are rolled back, which needs a savepoint.
     if not verb.only_locks and (knows_keys or verb.savepoint):
@@ -245,71 +260,31 @@ def _send_all(held: list[HeldRows], verb: Write, may_autocommit: bool) -> list[H
     return send(target, partial(_send_parts, parts, verb, lock=True), block)
 
 
-class _SomeAreLost(Exception):
-    """Fewer rows were written than were to be, and what was written must be rolled back: a count does not say which."""
-
-
-def _statements(held: list[HeldRows], verb: Write) -> list[list[HeldRows]]:
-    """Return the rows of each statement; one statement writes the rows of several claims, if it can take them all."""
-    parts = [part for one in held for part in one.parts(verb.per_row)]
-    if verb.has_more or not 1 < len(parts) <= MOST_CLAIMS:
-        return [[part] for part in parts]
-    target, keys = held[0].target, [key for one in held for key in one.keys]
-    fits = len(keys) <= target.dialect.chunk_size(target.table, verb.per_row)
-    is_one_model = all(one.target.model is target.model for one in held)
-    # If a row is there twice, one of the claims is over. Two statements tell which.
-    if fits and is_one_model and len(set(keys)) == len(keys):
-        return [held]
-    return [[part] for part in parts]
-
-
-def _send_parts(parts: list[list[HeldRows]], verb: Write, *, lock: bool = False) -> list[HeldRows]:
+def _send_parts(parts: list[HeldRows], verb: Write, *, lock: bool = False) -> HeldRows:
     """Write the rows of each statement; with *lock* the rows are locked first, and only held ones are written."""
-    written: list[HeldRows] = []
+    written = []
     for part in parts:
-        sent: list[HeldRows] | None
+        held = part.standing(WAIT) if lock else part
+        keys = held.keys if verb.only_locks or not held.rows else _send_one(held, verb)
         if lock:
-            locked = [one.standing(one.keys, WAIT) for one in part]
-            sent = [one for one in locked if one.keys]
-            if sent and not verb.only_locks:
-                # The rows are locked, so the count does not matter: a server may not count a row that has not changed.
-                _send(sent, verb)
-        else:
-            sent = _send(part, verb)
-        if sent is None:
+            # The count does not matter: a server may not count a row that has not changed.
+            written.append(held)
+        elif keys is None:
             raise _SomeAreLost
-        written += sent
+        else:
+            written.append(held.only(set(keys)))
     # From here on nothing is rolled back.
-    for one in written if verb.has_more else ():
-        if one.keys:
-            verb.then(one.target, one.rows)
-    return written
+    for held in written if verb.has_more else ():
+        if held.rows:
+            verb.then(held)
+    return HeldRows(parts[0].target, [pair for held in written for pair in held.pairs])
 
 
-def _send(part: list[HeldRows], verb: Write) -> list[HeldRows] | None:
-    """Send one statement and return the rows written; None where the count was short and does not say which."""
-    target = part[0].target
-    change = None
-    if not verb.deletes:
-        own = verb.own_values(target, rows_of(part)) if verb.per_row else ()
-        change = Change(target.setting(verb.sets), own)
-    claims = [(one.token, one.keys) for one in part]
-    keys = target.dialect.write_held(target.table, claims, change)
-    if keys is None or len(keys) == sum([len(one.keys) for one in part]):
-        return None if keys is None else part
-    return [one.only(keys) for one in part]
-
-
-def _ask_unanswered(
-    held: list[HeldRows], verb: Write, written: list[models.Model]
-) -> list[HeldRows]:
-    """Return the rows that are still to be written; what an earlier try has written goes to *written*."""
-    unsure = [row for row in rows_of(held) if carried_claim(row).unanswered]
-    judged = judge_ambiguous_commit(unsure, finished=verb.sets.get("status"))
-    written += judged.committed
-    # Instances are compared: if a row is there twice, one claim is over and the other may stand.
-    settled = {id(row) for row in (*judged.committed, *judged.ambiguous)}
-    return Given([row for row in rows_of(held) if id(row) not in settled]).held
+def _send_one(held: HeldRows, verb: Write) -> Keys | None:
+    """Send one statement and return the keys written; None where the count was short and does not say which."""
+    dialect, table, fence = held.target.dialect, held.target.table, held.fence()
+    statement = dialect.writing(table, held.keys, verb.change(held), fence)
+    return dialect.written(table, statement, held.keys)
 
 
 # What a write leaves behind
@@ -339,20 +314,19 @@ def lock_free(rows: Rows) -> tuple[list[models.Model], list[models.Model]]:
     """
     free: list[models.Model] = []
     busy: list[models.Model] = []
-    for held in (part for one in Given(rows).held for part in one.parts()):
-        locked = held.standing(held.keys, SKIP)
+    for part in Given(rows).parts():
+        locked = part.standing(SKIP)
         free += locked.rows
-        busy += held.standing(sorted(set(held.keys).difference(locked.keys))).rows
+        busy += part.but_for(set(locked.keys)).standing().rows
     return free, busy
 
 
 def lock_claims(rows: Iterable[models.Model]) -> list[models.Model]:
     """Lock the claims of *rows* in the current transaction, and return the rows without one."""
     given = list(rows)
-    parts = [part for one in Given(given).held for part in one.parts()]
-    held = rows_of([part.standing(part.keys, WAIT) for part in parts])
+    locked = [part.standing(WAIT) for part in Given(given).parts()]
     # Claims are compared: instances of one row share the claim, and only the first is asked about.
-    standing = set(map(id, carried_claims(held)))
+    standing = {id(claim) for part in locked for claim in part.claims}
     return [row for row in given if id(carried_claim(row)) not in standing]
 
 
@@ -415,10 +389,6 @@ class Renewed(NamedTuple):
     refused: list[models.Model]
 
 
-#: Keys of the claims of one statement: those renewed, those skipped and those that are lost.
-_Outcome = tuple[Sequence[Key], Sequence[Key], Sequence[Key]]
-
-
 def renew_all(rows: object, lease: timedelta | None) -> int:
     """Renew rows of any database, and raise ClaimLost for those that are lost; see ``ClaimQuerySet.renew``."""
     given = Given(rows)
@@ -436,14 +406,13 @@ def renew(given: Given, lease: timedelta | None = None) -> Renewed:
     started = clock()
     result = Renewed([], [], [], [])
     try:
-        for part in [part for one in given.held for part in one.parts()]:
-            # The rows of one claim were asked for together, so their leases are nearly always alike.
-            longest = lease or max([claim.lease for claim in carried_claims(part.rows)])
-            search, left = RefusedRows(part.target), dict(zip(part.keys, part.rows, strict=True))
-            for outcome in search.send(part.keys, partial(_send_renewal, part, longest)):
-                for rows, keys in zip(result, outcome, strict=False):
-                    rows += [left.pop(key) for key in keys]
-            result.refused.extend(left.values())
+        for held in given.held:
+            by_lease: dict[timedelta, list[tuple[Claim, models.Model]]] = {}
+            for claim, row in held.pairs:
+                by_lease.setdefault(lease or claim.lease, []).append((claim, row))
+            for asked, pairs in by_lease.items():
+                for part in HeldRows(held.target, pairs).parts():
+                    _renew_part(part, asked, result)
     finally:
         # Each part is a transaction: an error in one takes nothing back of those before it.
         for claim in carried_claims(result.renewed):
@@ -454,8 +423,17 @@ def renew(given: Given, lease: timedelta | None = None) -> Renewed:
     return result
 
 
-def _send_renewal(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> _Outcome:
-    target, extend = part.target, partial(_extend, part, lease, keys)
+def _renew_part(part: HeldRows, lease: timedelta, result: Renewed) -> None:
+    """Renew what one statement takes, and add its rows to *result*."""
+    search, left = RefusedRows(part.target), dict(zip(part.keys, part.rows, strict=True))
+    for outcome in search.send(part.keys, partial(_send_renewal, part, lease)):
+        for key, name in outcome.items():
+            getattr(result, name).append(left.pop(key))
+    result.refused.extend(left.values())
+
+
+def _send_renewal(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> dict[Key, str]:
+    target, extend = part.target, partial(_extend, part.only(set(keys)), lease)
     try:
         if target.dialect.returns_updated and can_autocommit(target):
             return autocommit(target, extend)
@@ -465,12 +443,14 @@ def _send_renewal(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> _Out
         return in_transaction(target, extend)
 
 
-def _extend(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> _Outcome:
-    target, token = part.target, part.token
-    renewed = target.dialect.renew_held(target.table, token, keys, lease)
-    if len(renewed) == len(keys):
-        return renewed, (), ()
-    rest = [key for key in keys if key not in set(renewed)]
-    # A token that does not stand now never stands again; one that does was locked.
-    skipped = target.dialect.select_keys(target.table, rest, target.table.standing(token))
-    return renewed, skipped, [key for key in rest if key not in set(skipped)]
+def _extend(held: HeldRows, lease: timedelta) -> dict[Key, str]:
+    """Return what became of each row, as ``Renewed`` names it."""
+    table, keys = held.target.table, held.keys
+    renewed = held.target.dialect.renew_held(table, keys, held.fence(), lease)
+    outcome = dict.fromkeys(renewed, "renewed")
+    if len(renewed) < len(keys):
+        rest = held.but_for(set(renewed))
+        # A token that does not stand now never stands again; one that does was locked.
+        outcome |= dict.fromkeys(rest.keys, "lost")
+        outcome |= dict.fromkeys(rest.standing().keys, "skipped")
+    return outcome

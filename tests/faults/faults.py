@@ -113,13 +113,13 @@ FAULTS = {
             "complete() writes update_fields by a statement of its own, without the token.",
             (
                 COMPLETING,
-                "    for kind, verb in verbs.items():",
-                "    for row in [row for one in given.held for row in one.rows]:\n"
-                "        values = {f.attname: getattr(row, f.attname) for f in verbs[type(row)].results.own}\n"
-                "        rows = models.QuerySet(type(row), using=carried_claims([row])[0].alias)\n"
-                "        rows.filter(pk=row.pk).update(**values) if values else None\n"
-                "    for kind, verb in verbs.items():\n"
-                "        verb.results, verb.per_row = Results(), 0",
+                "    for held, verb in zip(given.held, verbs, strict=True):\n",
+                "    for held, verb in zip(given.held, verbs, strict=True):\n"
+                "        for row in held.rows:\n"
+                "            values = {f.attname: getattr(row, f.attname) for f in verb.results.own}\n"
+                "            rows = models.QuerySet(type(row), using=held.target.alias)\n"
+                "            rows.filter(pk=row.pk).update(**values) if values else None\n"
+                "        verb.results, verb.per_row = Results(), 0\n",
             ),
         ),
         fault(
@@ -203,8 +203,8 @@ FAULTS = {
             "A locked row that a renewal passes over is taken for lost.",
             (
                 "querysets/writes.py",
-                "skipped = target.dialect.select_keys(target.table, rest, target.table.standing(token))",
-                "skipped: list[Key] = []",
+                'outcome |= dict.fromkeys(rest.standing().keys, "skipped")',
+                "pass",
             ),
             on=("mysql",),
         ),
