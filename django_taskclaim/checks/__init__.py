@@ -7,7 +7,7 @@ E001      an entry of ``TASKCLAIM`` is unknown or has a value that makes no sens
 E002      the default manager of a claimable model returns rows without the verbs
 E004      a field or attribute of the user's replaces ``row.claim``
 E005      a model lacks claim columns, or has its own in their place, or ``claim_fields`` names what does not exist
-E006      a router keeps the tables of this app away from a database that holds a claimable model
+E006      a router keeps the tables of this package away from a database that holds a claimable model
 E007      ``client_flag`` in OPTIONS takes away FOUND_ROWS (MySQL, MariaDB)
 E008      the database has no claim of the kind that ``TASKCLAIM["CLAIM_STRATEGY"]`` asks for
 E011      claim columns of one model lie on several tables
@@ -18,7 +18,6 @@ E021      the buttons of ``ClaimAdminMixin`` need ``admin_actions`` in INSTALLED
 E022      ``list_editable`` of a ModelAdmin with ``ClaimAdminMixin`` names a claim column, which verbs alone write
 E031      a health check of a handler, or of ``TASKCLAIM["HEALTH_CHECKS"]``, leads to nothing, or to what is no check
 E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model, or the app that keeps histories is not installed
-E043      a router keeps the tables of the control app away from a database that holds a claimable model
 E051      the archive of a handler is no installed model on a table of its own
 E052      rows are to be open again on a model without ``RetryMixin``
 E053      an archive lacks columns of the model, or needs some that the model does not have
@@ -46,7 +45,7 @@ The ids are written ``taskclaim.E001``. Those from E101 on touch the database, s
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, product
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Tags, register
@@ -58,10 +57,9 @@ from django_taskclaim.checks.models import column_problems, work_problems
 from django_taskclaim.columns import has_claim_columns, is_claimable
 from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.findings import TAG, message
-from django_taskclaim.models import Switch
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.switch import claimable_models, holds
+from django_taskclaim.switch import claimable_models, holds, places_of
 
 __all__ = ["TAG", "check_project", "check_servers"]
 
@@ -90,8 +88,8 @@ def check_servers(databases: Sequence[str] | None = None, **kwargs: object) -> l
 # What the settings and the databases show
 
 
-#: The app whose table keeps the histories of rows.
-CONTROL = "django_taskclaim.control"
+#: The labels of the apps of this package with tables; the second one keeps acts and the histories of rows.
+OUR_APPS = ("taskclaim", "taskclaim_control")
 
 
 def check_settings() -> list[CheckMessage]:
@@ -112,22 +110,25 @@ def check_hooks() -> Iterator[CheckMessage]:
         if label.lower() not in known:
             text = f"TASKCLAIM['HISTORY'] names {label!r}, which is no installed model that can be claimed."
             yield message("E041", text, f"Choose from {sorted(known.values())!r}.")
-    if named and not apps.is_installed(CONTROL):
-        text = f"TASKCLAIM['HISTORY'] names models, and {CONTROL}, which keeps histories, is not installed."
-        yield message("E041", text, f'INSTALLED_APPS += ["{CONTROL}"]')
+    if named and OUR_APPS[1] not in apps.app_configs:
+        text = (
+            "TASKCLAIM['HISTORY'] names models, and the app that keeps histories is not installed."
+        )
+        yield message("E041", text, 'INSTALLED_APPS += ["django_taskclaim.control"]')
 
 
 def check_databases() -> Iterator[CheckMessage]:
     """E006 to E008, E012, E016, W001 and W002, which the settings alone show; no connection is opened."""
-    for alias, model in first_models().items():
-        if not router.allow_migrate_model(alias, Switch):
+    sound = _sound_models()
+    for alias, label in product(places_of(None, sound), OUR_APPS):
+        if label in apps.app_configs and not router.allow_migrate(alias, label):
             text = (
-                f"A router keeps the tables of taskclaim away from the database {alias!r}, which holds"
-                f" {model._meta.label}: every claim there reads the switch in its own statement."
+                f"A router keeps the tables of {label} away from the database {alias!r}, which holds claimable"
+                " models: claims read the switch there, and workers the commands of operators."
             )
-            hint = f"Let allow_migrate({alias!r}, 'taskclaim') return True, and migrate --database {alias}."
+            hint = f"Let allow_migrate({alias!r}, {label!r}) return True, and migrate --database {alias}."
             yield message("E006", text, hint)
-    for alias in _written_to():
+    for alias in dict.fromkeys(map(router.db_for_write, sound)):
         yield from _configured_faults(alias)
 
 
@@ -166,14 +167,3 @@ def server_problems(databases: Iterable[str]) -> Iterator[CheckMessage]:
 
 def _sound_models() -> list[type[Model]]:
     return [model for model in claimable_models() if is_claimable(model)]
-
-
-def _written_to() -> dict[str, type[Model]]:
-    """Return the databases on which rows are claimed, each with one of the models."""
-    return {router.db_for_write(model): model for model in reversed(_sound_models())}
-
-
-def first_models() -> dict[str, type[Model]]:
-    """Return the databases that hold claimable models, each with one of them."""
-    found = reversed(_sound_models())
-    return {alias: model for model in found for alias in connections if holds(alias, model)}

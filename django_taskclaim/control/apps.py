@@ -14,11 +14,7 @@ class ControlConfig(AppConfig):
 
     def ready(self) -> None:
         from django_taskclaim import worker
-        from django_taskclaim.control import (  # noqa: F401 - the checks register themselves
-            audit,
-            checks,
-            history,
-        )
+        from django_taskclaim.control import audit, history
 
         history.listen()
         audit.listen()

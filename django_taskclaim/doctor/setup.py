@@ -9,7 +9,7 @@ from django.apps import apps
 from django.core import checks
 from django.db import DatabaseError, Error, connections, models, router
 
-from django_taskclaim.checks import check_servers
+from django_taskclaim.checks import OUR_APPS, TAG, check_servers
 from django_taskclaim.columns import has_ranges, is_companion, source_link
 from django_taskclaim.db.sql import real_name
 from django_taskclaim.fields import AnyField, ClaimColumn
@@ -23,9 +23,6 @@ TOO_MANY_DEAD = 50_000
 
 #: A transaction that is open for longer keeps what 100,000 claimed rows leave behind.
 LONG = timedelta(minutes=1)
-
-#: Known by name alone: this module stands below it in the import order.
-CONTROL, CONTROL_LABEL = "django_taskclaim.control", "taskclaim_control"
 
 
 def missing_tables(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
@@ -52,9 +49,9 @@ def missing_tables(model: type[models.Model], alias: str) -> Iterator[checks.Che
 
 def _ours(alias: str) -> Iterator[type[models.Model]]:
     """Yield the models of the package whose tables are on the database."""
-    yield from apps.get_app_config("taskclaim").get_models()
-    if apps.is_installed(CONTROL) and router.allow_migrate(alias, CONTROL_LABEL):
-        yield from apps.get_app_config(CONTROL_LABEL).get_models()
+    for label in OUR_APPS:
+        if label in apps.app_configs and (label == TAG or router.allow_migrate(alias, label)):
+            yield from apps.get_app_config(label).get_models()
 
 
 def _lacking(wanted: Iterable[type[models.Model]], alias: str) -> Iterator[checks.CheckMessage]:

@@ -134,7 +134,13 @@ print("ANSWER", json.dumps([said, [found(value) for value in right]]))
 
 NEVER = ["object()", "-1", "float('nan')", "float('inf')", "[3]", "{'no': 1}", "b'x'", "'   '"]
 #: What some settings take.
-TAKEN = {"REDACT = None", "BREAKER = None", "TIMEOUT = None", "STORE_TRACEBACK = True"}
+TAKEN = {
+    "REDACT = None",
+    "METRICS_TOKEN = None",
+    "BREAKER = None",
+    "TIMEOUT = None",
+    "STORE_TRACEBACK = True",
+}
 TAKEN |= {
     "RETRIES = 0",
     "FIXTURES_WRITE_CLAIMS = True",
