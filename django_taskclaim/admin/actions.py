@@ -25,7 +25,7 @@ from django.utils.translation import gettext_lazy
 
 from django_taskclaim import conf
 from django_taskclaim.admin.confirming import CONFIRMED, Answer, Crumb, confirm
-from django_taskclaim.admin.display import STATES, Look, RowFacts, holder_text
+from django_taskclaim.admin.display import STATES, Look, RowFacts
 from django_taskclaim.admin.permissions import Admin, OperatePermission, may_view, row_permission
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
@@ -40,7 +40,7 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.states import Status
 from django_taskclaim.tables import scope_of
-from django_taskclaim.templatetags.taskclaim_admin import number
+from django_taskclaim.templatetags.taskclaim_admin import holder_text, number
 
 Rows = ClaimQuerySet[Any]
 #: As the templates of django-admin-actions draw them.

@@ -3,7 +3,7 @@
 The columns of a row are read by their roles, and seen at one moment of the database's clock.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from django.contrib import admin
 from django.db import DEFAULT_DB_ALIAS, models
 from django.http import HttpRequest
+from django.template.loader import render_to_string
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -24,14 +25,11 @@ from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import policy_for
-from django_taskclaim.states import WORKER_MARK, Status
-from django_taskclaim.templatetags.taskclaim_admin import moment, number
+from django_taskclaim.states import Status
+from django_taskclaim.templatetags.taskclaim_admin import holder_text, number
 
 #: So much of an error's text stands in a list.
 GLIMPSE = 90
-
-#: What a traceback begins with in the text that a row keeps.
-TRACEBACK = "Traceback (most recent call last):"
 
 #: Open, but not due yet.
 WAITING = "waiting"
@@ -49,20 +47,6 @@ STATES: Mapping[str, Any] = {
 
 
 # What there is to say of a row
-
-
-def holder_text(claimed_by: str) -> str:
-    """Return ``worker-3 on web-2`` of a worker's ``<name>@<host>[:<pid>]#<random>``; people keep their names."""
-    process, mark, _batch = claimed_by.partition(WORKER_MARK)
-    name, at, place = process.rpartition("@")
-    if not mark or not at:
-        return claimed_by
-    host, _colon, pid = place.rpartition(":")
-    worker = _("process %(pid)s") % {"pid": name} if name.isdigit() else name
-    return _("%(worker)s on %(host)s") % {
-        "worker": worker,
-        "host": host if pid.isdigit() else place,
-    }
 
 
 class Look:
@@ -224,70 +208,21 @@ def summary(facts: RowFacts) -> SafeString:
 def error_in_full(facts: RowFacts) -> str:
     """Return error class and message, with the rest of the text, the traceback, folded away."""
     message, _newline, rest = facts.last_error.strip().partition("\n")
-    shape = '<div class="taskclaim-error"><b>{}</b> {}</div>'
-    head = format_html(shape, facts.error_class, message.strip())
-    if not rest.strip():
-        return head
-    label = _("Traceback") if TRACEBACK in rest else _("The whole text")
-    shape = '{}<details class="taskclaim-folded"><summary>{}</summary><pre>{}</pre></details>'
-    return format_html(shape, head, label, rest.strip("\n"))
+    words = {"name": facts.error_class, "message": message.strip(), "rest": rest.strip("\n")}
+    return render_to_string("admin/taskclaim/error.html", words)
 
 
-# The history of a row, where one is kept
-
-#: How its events are called, and the state whose colour they have; others go by their own names.
-EVENTS: Mapping[str, tuple[Any, str]] = {
-    "claimed": (gettext_lazy("claimed"), Status.PROCESSING.value),
-    "lost": (gettext_lazy("lost"), EXPIRED),
-    "released": (gettext_lazy("given back"), Status.OPEN.value),
-    "taken back": (gettext_lazy("taken back"), Status.OPEN.value),
-    "handed over": (gettext_lazy("handed over"), Status.PROCESSING.value),
-    "taken over": (gettext_lazy("taken over"), Status.PROCESSING.value),
-    "expired": (gettext_lazy("lease expired"), EXPIRED),
-    "completed": (gettext_lazy("complete"), Status.COMPLETE.value),
-    "retried": (gettext_lazy("failed, to be tried again"), WAITING),
-    "failed": (gettext_lazy("failed"), Status.FAILED.value),
-    "reset": (gettext_lazy("reset"), Status.OPEN.value),
-    "paused": (gettext_lazy("paused"), Status.PAUSED.value),
-    "resumed": (gettext_lazy("resumed"), Status.OPEN.value),
-    "pruned": (gettext_lazy("deleted, long after it was complete"), Status.COMPLETE.value),
-}
-
-#: Those with which a claim begins; every other ends one.
+#: The events of a row's history with which a claim begins; every other ends one.
 BEGINNINGS = {"claimed", "handed over", "taken over"}
 
 
-def timeline(row: models.Model, alias: str) -> SafeString:
+def timeline(row: models.Model, alias: str) -> str:
     """Return the history of the row as a list, oldest first; empty where none is kept."""
-    shape = (
-        '<li class="taskclaim-step taskclaim-is-{}"><time datetime="{}">{}</time> <b>{}</b> {}</li>'
-    )
-    steps = format_html_join("", shape, _steps(history(type(row), row.pk, using=alias)))
-    return format_html('<ol class="taskclaim-timeline">{}</ol>', steps) if steps else steps
-
-
-def _steps(events: Iterable[Any]) -> Iterator[tuple[str, ...]]:
-    """Yield of each event the state whose colour it has, its moment twice, what happened, and how."""
-    since: datetime | None = None
-    for event in events:
-        at, detail = as_utc(event.at), str(event.detail)
-        parts = [_("by %(holder)s") % {"holder": holder_text(event.holder)}] if event.holder else []
-        if since is not None and event.event != "claimed":
-            parts.append(_("after %(time)s") % {"time": format_duration(at - since)})
-        since = at if event.event in BEGINNINGS else None
-        if event.event == "handed over":
-            detail = _("to %(holder)s") % {"holder": holder_text(detail)}
-        elif event.event == "expired" and detail:
-            # One of the outcomes that the history stores; what people and errors say has no translation.
-            detail = _(detail)
-        what, kind = EVENTS.get(event.event, (event.event, Status.OPEN.value))
-        yield (
-            kind,
-            at.isoformat(),
-            moment(at),
-            str(what),
-            ", ".join([*parts, *filter(None, [detail])]),
-        )
+    steps, since = [], None
+    for event in history(type(row), row.pk, using=alias):
+        steps.append((event, since and event.at - since))
+        since = event.at if event.event in BEGINNINGS else None
+    return render_to_string("admin/taskclaim/timeline.html", {"steps": steps}) if steps else ""
 
 
 # As a ModelAdmin names it

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.contrib.admin import SimpleListFilter
-from django.core.paginator import Page, Paginator
+from django.core.paginator import Paginator
 from django.db import connections, models
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_taskclaim.admin.display import STATES, WAITING, holder_text
+from django_taskclaim.admin.display import STATES, WAITING
 from django_taskclaim.columns import ClaimColumns, claim_columns
 from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.db import dialect_for
@@ -22,7 +22,7 @@ from django_taskclaim.monitoring.counts import MOST
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets.scope import ClaimTarget, is_expired, is_waiting
 from django_taskclaim.states import WORKER_MARK, Status
-from django_taskclaim.templatetags.taskclaim_admin import number
+from django_taskclaim.templatetags.taskclaim_admin import holder_text, number
 
 #: So many running, or failed, rows are looked through for choices to offer.
 LOOKED_THROUGH = 5_000
@@ -131,7 +131,7 @@ def order_of(model: type[models.Model], asked: Mapping[str, object], alias: str)
     return columns.order
 
 
-# How many rows a list has, and its pages far from the first
+# How many rows a list has
 
 #: Up to so many rows that match a filter are counted; there is no estimate for the rest.
 MOST_MATCHES = 50_000
@@ -142,7 +142,6 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when
 
     #: What there is to say of a count that is not exact.
     note = ""
-    is_estimate = False
 
     @cached_property
     def count(self) -> int:
@@ -153,7 +152,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when
         if count > MOST:
             estimate = _estimated(rows)
         if estimate is not None:
-            self.is_estimate, count = True, max(estimate, MOST + 1)
+            count = max(estimate, MOST + 1)
             self.note = _("about %(number)s rows") % {"number": number(count)}
         elif count > MOST:
             count = rows.order_by()[: MOST_MATCHES + 1].count()
@@ -161,21 +160,6 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when
                 count = MOST_MATCHES
                 self.note = _("more than %(number)s rows") % {"number": number(count)}
         return count
-
-    def page(self, number: int | str) -> Page:  # type: ignore[type-arg]  # not generic when it runs
-        """Return a page as Django does; of one far from the first only keys are skipped.
-
-        The last pages by an estimate are the last of the table, counted from its end.
-        """
-        number = self.validate_number(number)
-        bottom = (number - 1) * self.per_page
-        rows: Any = self.object_list
-        if bottom < MOST or not isinstance(rows, models.QuerySet) or rows.query.distinct:
-            return super().page(number)
-        keys, top = rows.values_list("pk", flat=True), min(bottom + self.per_page, self.count)
-        if self.is_estimate and self.count - top < MOST:
-            keys, bottom, top = keys.reverse(), self.count - top, self.count - bottom
-        return Page(rows.filter(pk__in=list(keys[bottom:top])), number, self)
 
 
 def _estimated(rows: models.QuerySet[models.Model]) -> int | None:

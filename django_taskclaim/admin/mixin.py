@@ -8,12 +8,11 @@ from django.contrib import admin
 from django.contrib.admin.utils import flatten_fieldsets
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist
-from django.core.paginator import Paginator
 from django.db import models
 from django.http import HttpRequest
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, reverse
+from django.urls import URLPattern
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
@@ -31,7 +30,6 @@ from django_taskclaim.columns import (
 )
 from django_taskclaim.control.reading import is_kept
 from django_taskclaim.findings import message
-from django_taskclaim.formatting import listed
 from django_taskclaim.models import Switch
 from django_taskclaim.switch import stops_of
 from django_taskclaim.tables import EVERY_MODEL
@@ -43,6 +41,8 @@ if TYPE_CHECKING:
         """That of django-admin-actions, which comes without types."""
 
         actions_row: tuple[str, ...]
+
+        def actions_holder(self, instance: Any) -> str: ...
 
 else:
     ModelAdmin = admin.ModelAdmin
@@ -92,6 +92,7 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
 
     #: A second count of the whole table, for "100 results (5,000,000 total)", costs more than it tells.
     show_full_result_count = False
+    paginator = BoundedPaginator
 
     class Media:
         css = {"all": ["taskclaim/claims.css"]}
@@ -142,11 +143,6 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
         asked = super().get_ordering(request) or self.opts.ordering
         return asked or order_of(self.model, request.GET, self.model._default_manager.db)
 
-    def get_paginator(self, request: HttpRequest, queryset: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.paginator is not Paginator:
-            return super().get_paginator(request, queryset, *args, **kwargs)
-        return BoundedPaginator(queryset, *args, **kwargs)
-
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         changes = super().get_changelist_instance(request)
         Look(alias_of(changes.queryset), request, changes.result_list)
@@ -154,20 +150,14 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
 
     @admin.display(description="")
     def actions_holder(self, instance: Any) -> str:
-        """Return the buttons of one row of the list, with those that the user has declared; none without a look."""
+        """Return the buttons of one row of the list, and those that the user has declared; none without a look."""
         request = Look.at(instance).request
         if request is None:
             return ""
-        own = [
-            {
-                "title": getattr(getattr(self, name), "short_description", name),
-                "path": reverse(f"admin:{name}", args=(instance.pk,)),
-            }
-            for name in self.actions_row
-        ]
-        buttons = [*self.claim_row_buttons(request, instance, on_page=False), *own]
-        context = {"instance": instance, "actions_row": buttons}
-        return render_to_string("admin/change_list_item_object_tools.html", context)
+        buttons = list(self.claim_row_buttons(request, instance, on_page=False))
+        template = "admin/change_list_item_object_tools.html"
+        ours = render_to_string(template, {"actions_row": buttons})
+        return ours + str(super().actions_holder(instance))
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
         response = super().changelist_view(request, extra_context)
@@ -286,33 +276,11 @@ def source_is_gone(row: models.Model) -> bool:
 def problems(admin: Any) -> Iterator[CheckMessage]:
     """Yield what keeps a ModelAdmin with ``ClaimAdminMixin`` from working."""
     names, kind = [config.name for config in apps.get_app_configs()], type(admin)
-    hint = "Add 'admin_actions' to INSTALLED_APPS, before 'django.contrib.admin'."
-    theirs = "django.contrib.admin"
     # The buttons are drawn by its templates, found before those of Django's admin.
-    if "admin_actions" not in names:
-        text = (
-            "ClaimAdminMixin draws its buttons by the app 'admin_actions', which is not installed."
-        )
+    if "admin_actions" not in names[: names.index("django.contrib.admin")]:
+        text = "ClaimAdminMixin needs the app 'admin_actions' before 'django.contrib.admin'."
+        hint = "Put 'admin_actions' into INSTALLED_APPS, before 'django.contrib.admin'."
         yield message("E021", text, hint, kind)
-    elif theirs in names and names.index("admin_actions") > names.index(theirs):
-        text = f"The app 'admin_actions' comes after {theirs!r}, so buttons are not seen."
-        yield message("W021", text, hint, kind)
-    try:
-        raw = raw_names(admin.model)
-    except TypeError as error:
-        # Where the model has claim columns that are wrong, its own checks report it.
-        if not has_claim_columns(admin.model):
-            yield message(
-                "E022", str(error), "Use ClaimAdminMixin for claimable models only.", kind
-            )
-        return
-    # Django's own check says what is no list of names.
-    edited = admin.list_editable if isinstance(admin.list_editable, (list, tuple)) else ()
-    if ours := [name for name in edited if name in raw]:
-        rest = [name for name in edited if name not in raw]
-        yield message(
-            "E022",
-            f"{kind.__name__}.list_editable = {list(edited)!r} names {listed(ours)}, which verbs alone write.",
-            f"list_editable = {rest!r}; the actions and buttons of ClaimAdminMixin change the state of rows.",
-            kind,
-        )
+    if not has_claim_columns(admin.model):
+        text = f"{kind.__name__} has ClaimAdminMixin, and {admin.model.__name__} is not claimable."
+        yield message("E022", text, "Use ClaimAdminMixin for claimable models only.", kind)

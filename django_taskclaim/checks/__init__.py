@@ -14,8 +14,8 @@ E011      claim columns of one model lie on several tables
 E012      a database that holds a claimable model has ``AUTOCOMMIT`` False
 E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or returns no text
 E016      a database that holds a claimable model is of a kind that nothing is claimed on
-E021      the buttons of ``ClaimAdminMixin`` need ``admin_actions`` in INSTALLED_APPS
-E022      ``list_editable`` of a ModelAdmin with ``ClaimAdminMixin`` names a claim column, which verbs alone write
+E021      the buttons of ``ClaimAdminMixin`` need ``admin_actions`` in INSTALLED_APPS, before ``django.contrib.admin``
+E022      a ModelAdmin with ``ClaimAdminMixin`` is of a model that is not claimable
 E031      a health check of a handler, or of ``TASKCLAIM["HEALTH_CHECKS"]``, leads to nothing, or to what is no check
 E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model, or the app that keeps histories is not installed
 E051      the archive of a handler is no installed model on a table of its own
@@ -32,7 +32,6 @@ W001      SQLite transactions do not begin IMMEDIATE
 W002      OPTIONS ask for an isolation level under which handlers' transactions fail each other
 W003      a lease is so short that renewals cannot keep up, or so long that a dead worker's rows stay stuck
 W009      an atomic handler may hold up all other writers for longer than a quarter of its lease
-W021      ``admin_actions`` comes after ``django.contrib.admin``, whose templates it must replace
 W051      rows are deleted past Django, which would follow relations or call receivers
 E101–E106 asked of the server, with ``--database`` only: it is too old for the claims (E101), a table has no
           transactions (E102), the binary log holds statements (E103), holders are not compared exactly (E104),

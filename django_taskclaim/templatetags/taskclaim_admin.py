@@ -10,6 +10,7 @@ from django.utils.translation import ngettext
 from django_taskclaim.control.actions import what_was_done
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
+from django_taskclaim.states import WORKER_MARK
 
 register = Library()
 
@@ -103,6 +104,21 @@ def rows(count: int) -> str:
 def ago(duration: timedelta) -> str:
     """Return ``4 min 10 s ago``."""
     return _("%(time)s ago") % {"time": format_duration(duration)}
+
+
+@register.filter("holder")
+def holder_text(claimed_by: str) -> str:
+    """Return ``worker-3 on web-2`` of a worker's ``<name>@<host>[:<pid>]#<random>``; people keep their names."""
+    process, mark, _batch = claimed_by.partition(WORKER_MARK)
+    name, at, place = process.rpartition("@")
+    if not mark or not at:
+        return claimed_by
+    host, _colon, pid = place.rpartition(":")
+    worker = _("process %(pid)s") % {"pid": name} if name.isdigit() else name
+    return _("%(worker)s on %(host)s") % {
+        "worker": worker,
+        "host": host if pid.isdigit() else place,
+    }
 
 
 register.filter("duration", format_duration)
