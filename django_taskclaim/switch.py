@@ -178,7 +178,7 @@ def paused_by(model: type[models.Model], *, using: str | None = None) -> Switch 
 
 def paused_model(pause: Switch) -> str | None:
     """Return the label of the model that was paused, as people write it; None for all models."""
-    if pause.scope == EVERY_MODEL:
+    if pause.is_for_all:
         return None
     try:
         return str(apps.get_model(pause.scope)._meta.label)

@@ -104,6 +104,11 @@ class Switch(models.Model):
         values = {name: getattr(self, name) for name in OVERRIDES}
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def is_for_all(self) -> bool:
+        """Whether it is the switch of all models."""
+        return self.scope == EVERY_MODEL
+
     def is_off(self, now: datetime) -> bool:
         """Whether a stop, a person's or a throttle, is in force at that moment of the database's clock."""
         return self.paused_at is not None and (self.until is None or as_utc(self.until) > now)

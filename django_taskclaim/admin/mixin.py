@@ -32,7 +32,6 @@ from django_taskclaim.control.reading import is_kept
 from django_taskclaim.findings import message
 from django_taskclaim.models import Switch
 from django_taskclaim.switch import stops_of
-from django_taskclaim.tables import EVERY_MODEL
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -227,8 +226,7 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
 
 def describe_pause(switch: Switch) -> str:
     """Say of a pause whose it is, since when and until when, and why."""
-    every = switch.scope == EVERY_MODEL
-    what = _("paused, as all models are,") if every else _("paused")
+    what = _("paused, as all models are,") if switch.is_for_all else _("paused")
     return f"{what} {pause_sentence(switch)}"
 
 

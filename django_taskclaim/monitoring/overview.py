@@ -64,6 +64,20 @@ class Summary:
     workers: list[WorkerProcess] = field(default_factory=list)
 
     @property
+    def held_by(self) -> Throttle | None:
+        """The automatic stop that keeps every living process from claiming, and ends first; None where one may claim.
+
+        A process may claim again once the last of its stops has ended.
+        """
+        longest = [
+            next((one for one in self.throttles if one.process in (worker.name, EVERYONE)), None)
+            for worker in self.living
+        ]
+        known = [one for one in longest if one is not None]
+        is_held = known and len(known) == len(longest)
+        return min(known, key=lambda one: as_utc(one.until)) if is_held else None
+
+    @property
     def living(self) -> list[WorkerProcess]:
         """The worker processes that are alive."""
         return [worker for worker in self.workers if worker.alive]

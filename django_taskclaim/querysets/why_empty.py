@@ -41,6 +41,11 @@ class Progress:
         return self.open + self.processing + self.complete + self.failed + self.paused
 
     @property
+    def left(self) -> int:
+        """Rows that wait to be done, or are being done."""
+        return self.open + self.processing
+
+    @property
     def finished(self) -> int:
         """Rows that no worker will touch again unless an operator resets them."""
         return self.complete + self.failed

@@ -50,10 +50,10 @@ def rate(per_second: float) -> str:
 
 
 @register.filter
-def percent(share: float) -> str:
-    """Return a share as a percentage, never 100 before all is done and never 0 once something is."""
-    tenths = int(share * 1000)
-    if share > 0 and not tenths:
+def percent_of(part: int, whole: int) -> str:
+    """Return a part as a percentage, never 100 before all is done and never 0 once something is."""
+    tenths = part * 1000 // whole
+    if part and not tenths:
         return f"< {_decimal(0.1, 1)} %"
     return f"{_decimal(tenths / 10, 0 if tenths in (0, 1000) else 1)} %"
 
@@ -98,6 +98,12 @@ def _with_day(value: datetime, shape: str) -> str:
 def rows(count: int) -> str:
     """Return ``1 row``, ``1,204 rows``."""
     return ngettext("%(n)s row", "%(n)s rows", count) % {"n": number(count)}
+
+
+@register.filter
+def age(value: datetime, now: datetime) -> timedelta:
+    """Return how long ago a moment is."""
+    return now - as_utc(value)
 
 
 @register.filter

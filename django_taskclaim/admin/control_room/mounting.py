@@ -27,7 +27,13 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_taskclaim.admin.confirming import Crumb, ask_to_turn
-from django_taskclaim.admin.control_room.snapshot import bar_of, in_time, shared, state_of
+from django_taskclaim.admin.control_room.snapshot import (
+    in_time,
+    outcome,
+    segments,
+    shared,
+    state_of,
+)
 from django_taskclaim.admin.control_room.views import (
     Page,
     address,
@@ -115,7 +121,7 @@ class ControlAdmin(Base):
             },
             models=lines,
             may_operate_all=may_operate(request, None),
-            all_are_paused=any(one["state"].all_are_paused for one in lines),
+            all_are_paused=any(one.pause and one.pause.is_for_all for one in found.known.values()),
             as_of=found.as_of,
             is_late=found.is_late,
         )
@@ -176,7 +182,9 @@ def _line(page: Page, seen: Summary | None) -> dict[str, Any]:
     return {
         "page": page,
         "state": state_of(seen),
-        "bar": bar_of(seen),
+        "seen": seen,
+        "segments": segments(seen.progress) if seen else [],
+        "outcome": outcome(page.model),
         "silent": len(seen.workers) - len(seen.living) if seen else 0,
     }
 

@@ -8,14 +8,14 @@ from functools import partial
 from itertools import pairwise
 from threading import Lock
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.contrib.messages import get_messages
 from django.core.checks import CheckMessage
 from django.db import Error, connections, models
 from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.translation import get_language, ngettext, pgettext, pgettext_lazy
+from django.utils.translation import get_language, ngettext, pgettext_lazy
 from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
@@ -31,9 +31,8 @@ from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
-from django_taskclaim.models import Switch, Throttle, WorkerProcess
+from django_taskclaim.models import Switch, WorkerProcess
 from django_taskclaim.monitoring.overview import (
-    EVERYONE,
     Holder,
     Overview,
     Summary,
@@ -41,9 +40,9 @@ from django_taskclaim.monitoring.overview import (
 )
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
+from django_taskclaim.querysets import Progress
 from django_taskclaim.ranges import RowCounts, row_counts
 from django_taskclaim.states import Status
-from django_taskclaim.tables import EVERY_MODEL
 from django_taskclaim.templatetags.taskclaim_admin import clock, number
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -157,73 +156,37 @@ def snapshot_of(model: type[models.Model], alias: str, rows: Rows) -> Snapshot:
 # Whether claims flow, and if not, who or what stopped them
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """One word, and the sentences that go with it."""
+class State(NamedTuple):
+    """One word, the sign beside it, so that colour is not the only difference, and the sentence that goes with it."""
 
-    #: ``running``, ``ready``, ``idle``, ``pausing``, ``paused``, ``held`` or ``unknown``: also the name of its look.
+    #: Also the name of its look.
     kind: str
+    lamp: str
     word: str
     sentence: str
-    lines: tuple[str, ...] = ()
-    #: Whether the model's own switch is off, so that "resume" turns it on.
-    is_paused: bool = False
-    #: Whether the switch of all models is off.
-    all_are_paused: bool = False
-
-    @property
-    def lamp(self) -> str:
-        """The sign beside the word, so that colour is not the only difference."""
-        return {"running": "▶", "ready": "▷", "idle": "✓", "held": "◔", "unknown": "?"}.get(
-            self.kind, "❚❚"
-        )
 
 
 def state_of(seen: Summary | None) -> State:
     """Return the state of a model's claims; None means that it was not read."""
     if seen is None:
-        return State("unknown", _("UNKNOWN"), _("The database has not answered in time yet."))
+        late = _("The database has not answered in time yet.")
+        return State("unknown", "?", _("UNKNOWN"), late)
     if seen.pause is not None:
-        return _paused(seen, seen.pause)
-    living = seen.living
-    if not living:
-        return State("ready", _("READY"), _("The switch is on, and no worker is alive."))
-    # A process may claim again once the last of its throttles has ended; the longest come first.
-    longest: dict[str, Throttle] = {}
-    for worker in living:
-        for throttle in seen.throttles:
-            if throttle.process in (worker.name, EVERYONE):
-                longest.setdefault(worker.name, throttle)
-    holding = list(longest.values())
-    if len(holding) == len(living):
-        first = min(holding, key=lambda one: as_utc(one.until))
-        until = _("HELD until %(time)s") % {"time": clock(first.until)}
-        return State("held", until, f"{first.source}: {first.reason}")
+        sentence = pause_sentence(seen.pause)
+        if seen.is_finishing:
+            return State("pausing", "❚❚", _("PAUSING"), sentence)
+        return State("paused", "❚❚", _("PAUSED"), sentence)
+    if not seen.living:
+        return State("ready", "▷", _("READY"), _("The switch is on, and no worker is alive."))
+    if (held := seen.held_by) is not None:
+        until = _("HELD until %(time)s") % {"time": clock(held.until)}
+        return State("held", "◔", until, f"{held.source}: {held.reason}")
+    if not seen.progress.left:
+        return State("idle", "✓", _("IDLE"), _("There is nothing to do."))
     alive = ngettext(
-        "%(n)s worker process is alive.", "%(n)s worker processes are alive.", len(living)
+        "%(n)s worker process is alive.", "%(n)s worker processes are alive.", len(seen.living)
     )
-    alive %= {"n": number(len(living))}
-    if not seen.progress.open and not seen.progress.processing:
-        return State("idle", _("IDLE"), _("There is nothing to do."), (alive,))
-    return State("running", _("RUNNING"), alive)
-
-
-def _paused(seen: Summary, pause: Switch) -> State:
-    every, running = pause.scope == EVERY_MODEL, seen.progress.processing
-    left = ngettext("%(n)s row still running", "%(n)s rows still running", running)
-    if not seen.is_finishing:
-        left = ngettext("%(n)s row held by people", "%(n)s rows held by people", running)
-    lines = [left % {"n": number(running)}] if running else []
-    if every:
-        lines.append(_("All models are paused, not only this one."))
-    return State(
-        "pausing" if seen.is_finishing else "paused",
-        _("PAUSING") if seen.is_finishing else _("PAUSED"),
-        pause_sentence(pause),
-        tuple(lines),
-        is_paused=not every,
-        all_are_paused=every,
-    )
+    return State("running", "▶", _("RUNNING"), alive % {"n": number(len(seen.living))})
 
 
 def pause_sentence(pause: Switch) -> str:
@@ -242,69 +205,45 @@ def pause_sentence(pause: Switch) -> str:
 # How far the rows have got, and when they will be through
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+#: What the page calls the states, in the order of the bar.
+LABELS = {
+    Status.COMPLETE: pgettext_lazy("rows", "complete"),
+    Status.FAILED: pgettext_lazy("rows", "failed"),
+    Status.PROCESSING: pgettext_lazy("rows", "running"),
+    Status.OPEN: pgettext_lazy("rows", "waiting"),
+    Status.PAUSED: pgettext_lazy("rows", "paused"),
+}
+
+
+class Segment(NamedTuple):
     """One state in the bar and in the list below it."""
 
-    name: str
+    status: Status
     label: str
-    count: int
+    rows: int
     x: float
     width: float
-    estimated: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """The states, and what they come to."""
-
-    seen: Summary
-    segments: list[Segment]
-    #: What becomes of rows that are done, where they cannot be counted; the page then shows what is left.
-    outcome: str
-    #: ``between 40 min and 1 h 5 min left``, empty where nothing can be said.
-    forecast: str
-
-    @property
-    def left(self) -> int:
-        return self.seen.progress.open + self.seen.progress.processing
-
-    @property
-    def share(self) -> float:
-        """The share of rows that are complete."""
-        progress = self.seen.progress
-        return progress.complete / progress.total if progress.total else 0.0
-
-
-def bar_of(seen: Summary | None, hour: Sequence[Slot] = (), day: Sequence[Slot] = ()) -> Bar | None:
-    """Return the bar, None where nothing was ever counted. *hour* and *day* are slots of throughput."""
-    if seen is None:
-        return None
-    note = policy_for(seen.model).completion.note
-    return Bar(seen, _segments(seen), _(note) if note else "", forecast(seen, _rates(hour, day)))
-
-
-def _segments(seen: Summary) -> list[Segment]:
-    progress = seen.progress
-    counts = {
-        Status.COMPLETE: (pgettext("rows", "complete"), progress.complete),
-        Status.FAILED: (pgettext("rows", "failed"), progress.failed),
-        Status.PROCESSING: (pgettext("rows", "running"), progress.processing),
-        Status.OPEN: (pgettext("rows", "waiting"), progress.open),
-        Status.PAUSED: (pgettext("rows", "paused"), progress.paused),
-    }
-    # What would be too narrow to see takes some of the others' width.
-    share = {
+def segments(progress: Progress) -> list[Segment]:
+    """Return the states side by side; what would be too narrow to see takes some of the others' width."""
+    counts = {status: getattr(progress, status.value) for status in LABELS}
+    shares = {
         status: max(LEAST, WIDTH * count / progress.total) if count else 0.0
-        for status, (_label, count) in counts.items()
+        for status, count in counts.items()
     }
-    segments, x, whole = [], 0.0, sum(share.values()) or WIDTH
-    for status, (label, count) in counts.items():
-        width = share[status] * WIDTH / whole
-        is_estimate = status.value in seen.estimated
-        segments.append(Segment(status.value, label, count, x, width, is_estimate))
+    found, x, whole = [], 0.0, sum(shares.values()) or WIDTH
+    for status, share in shares.items():
+        width = share * WIDTH / whole
+        found.append(Segment(status, str(LABELS[status]), counts[status], x, width))
         x += width
-    return segments
+    return found
+
+
+def outcome(model: type[models.Model]) -> str:
+    """Say what becomes of rows that are done where they cannot be counted: a page then shows what is left."""
+    note = policy_for(model).completion.note
+    return _(note) if note else ""
 
 
 def _rates(hour: Sequence[Slot], day: Sequence[Slot]) -> list[float]:
@@ -323,10 +262,16 @@ def _rates(hour: Sequence[Slot], day: Sequence[Slot]) -> list[float]:
     return found
 
 
-def forecast(seen: Summary, rates: Sequence[float]) -> str:
-    """Return how long the rest will take, as a range; nothing until a hundredth is done, unless done rows vanish."""
+def forecast(seen: Overview | None, hour: Sequence[Slot], day: Sequence[Slot]) -> str:
+    """Return how long the rest will take, as a range, by the slots of throughput.
+
+    Nothing without a living worker that may claim, and until a hundredth is done, unless done rows vanish.
+    """
+    if seen is None or seen.pause is not None or not seen.living:
+        return ""
+    rates = _rates(hour, day)
     progress, completion = seen.progress, policy_for(seen.model).completion
-    left = progress.open + progress.processing
+    left = progress.left
     is_early = completion.keeps and progress.fraction < FORESEEABLE
     if not left or not rates or is_early or isinstance(completion, Clear):
         return ""
@@ -348,86 +293,51 @@ def _rounded(seconds: float) -> timedelta:
 # The worker processes
 
 
-_WORKER_STATES = {
-    "running": pgettext_lazy("worker", "working"),
-    "paused": pgettext_lazy("worker", "paused"),
-    "draining": pgettext_lazy("worker", "draining"),
-    "stopping": pgettext_lazy("worker", "stopping"),
-    "silent": pgettext_lazy("worker", "silent"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One worker process, and what is known of its rows of the model."""
-
-    worker: WorkerProcess
-    state: str
-    #: The command that it has not done yet.
-    command: str
-    last_error: str
-    up: timedelta
-    silence: timedelta
-    #: Rows a second; None of a silent one.
-    rate: float | None
-    held: int = 0
-    #: ``fresh``, ``ageing``, ``late`` or ``ended``; of a dead one ``returning``, or ``stranded`` where nobody alive
-    #: puts its rows back; empty where nothing is held.
-    lease: str = ""
-    #: Until the lease ends, since it has ended, or until the rows of a dead one come back.
-    lease_time: timedelta = timedelta()
-
-
-def lines(
-    seen: Overview | None,
-    commands: Mapping[str, str],
-    rates: Mapping[str, float] | None,
-    *,
-    sees_all: bool,
-) -> list[Line]:
+def worker_lines(known: Snapshot, *, sees_all: bool) -> list[dict[str, Any]]:
     """Return the processes that serve the model, with what is known of their rows and commands.
 
     A user who may not see all rows sees only the class of an error: its text may be about another row.
     """
+    seen, found = known.seen, []
     if seen is None:
         return []
-    holders = {holder.name: holder for holder in seen.holders}
-    found = []
     for worker in seen.workers[:WORKERS]:
-        up = max(seen.now - as_utc(worker.started_at), timedelta(seconds=1))
-        average = (
-            worker.rows_done / up.total_seconds() if rates is None else rates.get(worker.name, 0.0)
-        )
-        state = worker.state if worker.alive else "silent"
-        command = commands.get(worker.name)
+        command = known.commands.get(worker.name)
         # The error of a worker of several models may be about a model that this user may not see.
         sees_error = sees_all and len(worker.model_labels) == 1
-        line = Line(
-            worker=worker,
-            state=str(_WORKER_STATES.get(state, state)),
-            command=str(WORKER_ACTIONS[command].done) if command else "",
-            last_error=worker.last_error if sees_error else worker.last_error.partition(": ")[0],
-            up=up,
-            silence=seen.now - as_utc(worker.seen_at),
-            rate=average if worker.alive else None,
-            **_held(seen, worker, holders.get(worker.name)),
-        )
-        found.append(line)
+        line = {
+            "worker": worker,
+            "command": WORKER_ACTIONS[command].done if command else "",
+            "error": worker.last_error if sees_error else worker.last_error.partition(": ")[0],
+            "rate": _rate(worker, seen.now, known.rates) if worker.alive else None,
+        }
+        holder = next((one for one in seen.holders if one.name == worker.name), None)
+        found.append(line if holder is None else line | _held(seen, worker, holder))
     return found
 
 
-def _held(seen: Overview, worker: WorkerProcess, holder: Holder | None) -> dict[str, Any]:
-    """Return what a process holds of the model, and how its leases stand."""
-    if holder is None:
-        return {}
+def _rate(worker: WorkerProcess, now: datetime, rates: Mapping[str, float] | None) -> float:
+    """Return rows a second of late, or since the process began where nobody writes them down."""
+    if rates is not None:
+        return rates.get(worker.name, 0.0)
+    up = now - as_utc(worker.started_at)
+    return worker.rows_done / max(1.0, up.total_seconds())
+
+
+def _held(seen: Overview, worker: WorkerProcess, holder: Holder) -> dict[str, Any]:
+    """Return how many rows of the model a process holds, how its leases stand, and how long they last.
+
+    A lease is ``fresh``, ``ageing``, ``late`` or ``ended``. Rows of a dead process are ``returning`` after that time,
+    or ``stranded`` where nobody alive puts them back.
+    """
     left = holder.next_expiry - seen.now if holder.next_expiry else timedelta()
     length = (seen.switch and seen.switch.lease) or policy_for(seen.model).lease
     if not worker.alive:
         left += conf.duration("REAPER_INTERVAL") + length / RENEWALS_PER_LEASE
-        level = "returning" if seen.living else "stranded"
+        lease = "returning" if seen.living else "stranded"
     elif left <= timedelta():
-        level = "ended"
+        lease = "ended"
     else:
         # Renewal is due at three quarters; under a quarter something is wrong.
-        level = "fresh" if left > length / 2 else "ageing" if left > length / 4 else "late"
-    return {"held": holder.rows, "lease": level, "lease_time": left}
+        lease = "fresh" if left > length / 2 else "ageing" if left > length / 4 else "late"
+    return {"held": holder.rows, "lease": lease, "left": left}

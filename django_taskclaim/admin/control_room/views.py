@@ -42,12 +42,14 @@ from django_taskclaim.admin.control_room.failures import (
 from django_taskclaim.admin.control_room.forms import FIRST, ReasonForm, RetryForm, SettingsForm
 from django_taskclaim.admin.control_room.snapshot import (
     Snapshot,
-    bar_of,
+    forecast,
     in_time,
-    lines,
+    outcome,
+    segments,
     shared,
     snapshot_of,
     state_of,
+    worker_lines,
 )
 from django_taskclaim.admin.permissions import Admin, may_configure, may_operate, may_view
 from django_taskclaim.connecting import in_no_transaction
@@ -237,17 +239,17 @@ class Page:
         self, known: Snapshot, form: SettingsForm | None, *, sees_all: bool
     ) -> dict[str, Any]:
         """Return what the templates show; None is what was not read, and the script keeps what it has of that."""
-        seen, hour, day = known.seen, known.hour or [], known.day or []
-        # There is no forecast without a living worker that may claim.
-        goes_on = seen is not None and seen.pause is None and seen.living
+        seen = known.seen
         stored = seen.switch.overrides if seen and seen.switch else {}
         groups = known.failed.groups[:GROUPS] if known.failed else []
         return {
             **vars(known),
             "state": state_of(seen),
-            "bar": bar_of(seen, hour, day) if goes_on else bar_of(seen),
+            "segments": segments(seen.progress) if seen else [],
+            "outcome": outcome(self.model),
+            "forecast": forecast(seen, known.hour or [], known.day or []),
             "charts": charts(known.hour, known.day, known.marks),
-            "workers": lines(seen, known.commands, known.rates, sees_all=sees_all),
+            "workers": worker_lines(known, sees_all=sees_all),
             "failures": [self._failure(group) for group in groups],
             "settings_form": form or SettingsForm(self.model, stored=stored),
         }
