@@ -16,7 +16,14 @@ from django.conf import settings
 from django.db import OperationalError, models
 
 from django_taskclaim import conf
-from django_taskclaim.claim import Claim, attach, checked_name, clock, new_holder
+from django_taskclaim.claim import (
+    Claim,
+    attach,
+    carried_claims,
+    checked_name,
+    clock,
+    new_holder,
+)
 from django_taskclaim.db import ClaimedRow, ClaimSpec, ClaimStatement
 from django_taskclaim.db.sql import Key
 from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, is_quarantine_mark
@@ -32,13 +39,11 @@ from django_taskclaim.querysets.cursor import (
     Request,
     Scan,
     quarantined_scans,
-    send_parts,
 )
 from django_taskclaim.querysets.failing import fail_unreadable, release
 from django_taskclaim.querysets.instances import (
     bare,
     build,
-    extend_held,
     like,
     read_again,
     rows_of_holder,
@@ -74,6 +79,7 @@ from django_taskclaim.querysets.transactions import (
     run_durable,
     wait_for_answer,
 )
+from django_taskclaim.querysets.writes import Given, lock_claims, renew
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK, Token
 
@@ -137,7 +143,8 @@ def _call_of(queryset: Rows, request: Request) -> ClaimCall:
     if remembered:
         queryset = without_refused(queryset)
     target = ClaimTarget.of(queryset.model, queryset.db)
-    plain = is_plain(queryset, target)
+    # What is held already is read again once its lease has been extended.
+    plain = not request.include_held and is_plain(queryset, target)
     limited = (target.alias, target.model) in known
     limited = limited or (bool(policies) and any(one.names_limits for one in policies))
     return ClaimCall(
@@ -171,7 +178,7 @@ def _claim_in_transaction(call: ClaimCall) -> list[models.Model]:
     """Claim in the transaction that is open, beside what the holder has already, if it asked for that."""
     request = call.request
     call.unreadable.clear()
-    rows = _read(call, extend_held(call)) if request.include_held else []
+    rows = _read(call, _extend_held(call)) if request.include_held else []
     wanted = request.limit - len(rows)
     if wanted <= 0:
         return rows
@@ -182,6 +189,21 @@ def _claim_in_transaction(call: ClaimCall) -> list[models.Model]:
     claimed = take(call, allowed) if allowed else []
     grant.charge(len(claimed), allowed)
     return rows + _read(call, claimed)
+
+
+def _extend_held(call: ClaimCall) -> list[ClaimedRow]:
+    """Return what the holder has of the queryset, each lease extended and none shortened.
+
+    Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
+    """
+    call.target.lock_holder(call.request.holder)
+    held = rows_of_holder(call)
+    rows = [bare(call.queryset.model, one) for one in _claims(call, held)]
+    lost = set(map(id, lock_claims(rows)))
+    standing = Given([row for row in rows if id(row) not in lost])
+    extended = carried_claims(renew(standing, call.request.lease).renewed)
+    keys = {one.pk for one in extended}
+    return [row for row in held if row.key in keys]
 
 
 # The rows in hand
@@ -378,10 +400,16 @@ def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key], limit: int) ->
         chosen = with_keys(found if wanted < len(part) else found.order_by(), call.target, part)
         return _send(call, _prepare(call, scan, chosen, simple=False), wanted, scan)
 
-    for claimed in send_parts(call, keys, claim_part):
-        rows += claimed
-        if len(rows) == limit:
-            break
+    def claim_alone(part: Sequence[Key]) -> list[ClaimedRow]:
+        return in_transaction(call.target, claim_part, part)
+
+    for part in call.target.dialect.chunks(keys, call.target.table):
+        refused = call.refused
+        sent = [claim_part(part)] if refused is None else refused.send(part, claim_alone)
+        for claimed in sent:
+            rows += claimed
+            if len(rows) == limit:
+                return rows
     return rows
 
 

@@ -5,10 +5,10 @@ of them again. So each claim goes on where the one before ended. Rows that are p
 are found by a full scan, which follows now and then, and whenever a claim comes back short.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from django.db import models
 from django.db.models import Q
@@ -16,7 +16,7 @@ from django.db.models import Q
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.db import Bound, ClaimedRow, SwitchIsOn
-from django_taskclaim.db.sql import Key, Table, sql
+from django_taskclaim.db.sql import Table, sql
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, AnyField, as_utc
 from django_taskclaim.limits import Answer
 from django_taskclaim.querysets.isolating import Bad, RefusedRows
@@ -27,7 +27,6 @@ from django_taskclaim.querysets.scope import (
     is_quarantined,
     never_waited,
 )
-from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.states import Status
 from django_taskclaim.tables import stop_scopes
 
@@ -220,19 +219,3 @@ class ClaimCall:
     def switch(self) -> SwitchIsOn:
         """What stops this claim; where it looks at no limits, a stored limit does, too."""
         return SwitchIsOn(stop_scopes(self.queryset.model), unlimited=not self.is_limited)
-
-
-R = TypeVar("R")
-
-
-def send_parts(
-    call: ClaimCall, keys: Sequence[Key], attempt: Callable[[Sequence[Key]], list[R]]
-) -> Iterator[list[R]]:
-    """Yield what *attempt* returns of *keys*, chunk by chunk; of smaller parts while some rows are refused."""
-    for part in call.target.dialect.chunks(keys, call.target.table):
-        if call.refused is None:
-            yield attempt(part)
-        else:
-            yield from call.refused.send(
-                part, lambda some: in_transaction(call.target, attempt, some)
-            )

@@ -1,10 +1,8 @@
 """From claimed rows to the instances that a queryset asks for: of a claim just made, or of what somebody holds."""
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache
 from inspect import getattr_static
-from itertools import groupby
-from operator import attrgetter
 from typing import Any, cast
 
 from django.db import models
@@ -17,9 +15,8 @@ from django_taskclaim.claim import ATTRIBUTE, LOADED, UNCHANGED, Claim, attach
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db import ClaimedRow
 from django_taskclaim.db.base import rows_by_role
-from django_taskclaim.db.sql import WAIT, Change, Key, Row
 from django_taskclaim.policy import policy_for
-from django_taskclaim.querysets.cursor import ClaimCall, send_parts
+from django_taskclaim.querysets.cursor import ClaimCall
 from django_taskclaim.querysets.scope import (
     ClaimTarget,
     Rows,
@@ -209,32 +206,3 @@ def rows_of_holder(call: ClaimCall) -> list[ClaimedRow]:
     held = rows.filter(is_running(columns), **{columns.claimed_by.name: call.request.holder})
     found = target.dialect.first(held, target.table, call.request.limit, fields)
     return rows_by_role(fields, target.table, found)
-
-
-def extend_held(call: ClaimCall) -> list[ClaimedRow]:
-    """Return what the holder has of the queryset, each lease extended and none shortened.
-
-    Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
-    """
-    call.target.lock_holder(call.request.holder)
-    held = rows_of_holder(call)
-    extended: list[Row] = []
-    by_token = sorted(held, key=attrgetter("iteration", "key"))
-    for iteration, same in groupby(by_token, attrgetter("iteration")):
-        extend = partial(_extend, call, Token(call.request.holder, iteration))
-        for part in send_parts(call, [row.key for row in same], extend):
-            extended += part
-    found = {row.key: row for row in rows_by_role(call.fields, call.target.table, extended)}
-    return [found[row.key] for row in held if row.key in found]
-
-
-def _extend(call: ClaimCall, token: Token, keys: Sequence[Key]) -> list[Row]:
-    """Wait for the rows that *token* holds, extend their leases, and return the rows as they are then."""
-    dialect, table = call.target.dialect, call.target.table
-    held = dialect.select_keys(table, keys, table.standing(token), WAIT)
-    if not held:
-        return []
-    extension = Change([dialect.extension(table, call.request.lease)])
-    dialect.write(table, held, extension, table.standing(token))
-    # By key: the queryset may sort or filter by the end of the lease.
-    return dialect.select(table, call.fields, table.keyed(held))
