@@ -1,4 +1,9 @@
-"""``named_lease``: a block that runs while this process holds a lease, and the thread that renews it."""
+"""Leases on a name rather than on a row, for any critical section: a lock that a dead holder cannot keep.
+
+The idea is that of a distributed lock whose time to live a background thread extends. The protocol is that of the rows:
+a token names each hold for ever and is part of every write, only the database's clock decides, and a process that
+cannot renew treats its lease as lost before it ends.
+"""
 
 import asyncio
 import logging
@@ -7,11 +12,13 @@ import random
 import re
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Self
 
 from asgiref.sync import sync_to_async
-from django.db import Error, connections, router
+from django.db import Error, IntegrityError, connections, models, router
+from django.db.models.expressions import RawSQL
 
 from django_taskclaim import conf
 from django_taskclaim.awaitables import async_twin
@@ -24,8 +31,8 @@ from django_taskclaim.connecting import (
     use_own_connection,
 )
 from django_taskclaim.contention import retry_on_contention
+from django_taskclaim.db import DatabaseLater, DatabaseNow, dialect_for
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable, TaskClaimError
-from django_taskclaim.leases.rows import LeaseRows
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets.transactions import belongs_to_the_caller
 from django_taskclaim.states import Token
@@ -41,6 +48,9 @@ AGAIN = 1.0
 
 #: What every database can store.
 NAME = re.compile("[^\x00\ud800-\udfff]{1,200}")
+
+#: The year 2020, where the iterations of new names begin.
+EPOCH = 1_577_836_800
 
 #: Why a lease is gone.
 ENDED = "its block has ended"
@@ -319,3 +329,84 @@ RENEWER = Renewer()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=RENEWER.begin)
+
+
+# The statements
+
+
+class LeaseRows(models.QuerySet[NamedLease]):
+    """The table of named leases on one database, and every statement behind them.
+
+    Each is a single statement outside any transaction. A process that is frozen or cut off between two of them leaves
+    no lock behind, and keeps nobody out for longer than its lease.
+    """
+
+    @classmethod
+    def on(cls, using: str) -> Self:
+        """Return all of them; what decides is never read from a replica."""
+        return cls(NamedLease, using=using)
+
+    def free(self, since: timedelta = timedelta()) -> Self:
+        """Match names that nobody holds, or whose lease ended *since* ago."""
+        unheld = models.Q(claimed_by=None) | models.Q(expires_at=None)
+        return self.filter(unheld | models.Q(expires_at__lte=DatabaseLater(-since)))
+
+    def standing(self, name: str, token: Token) -> Self:
+        """Match the name only while the hold that *token* names is the current one."""
+        return self.filter(name=name, claimed_by=token.holder, iteration=token.iteration)
+
+    def take(self, name: str, holder: str, lease: timedelta) -> tuple[Token, float]:
+        """Take the lease if it is free; return its token, and ``clock()`` from before the lease began.
+
+        *holder* must be unique. Raises LeaseUnavailable with the holder and the expiry seen.
+        """
+        row = self.filter(name=name)
+        while True:
+            began = clock()
+            row.free().update(
+                claimed_by=holder,
+                claimed_at=DatabaseNow(),
+                expires_at=DatabaseLater(lease),
+                iteration=models.F("iteration") + 1,
+            )
+            found = row.first()
+            if found is None:
+                # Another process may be faster; the next try decides who of the two gets the lease.
+                with suppress(IntegrityError):
+                    self.create(
+                        name=name, claimed_at=DatabaseNow(), iteration=self._first_iteration()
+                    )
+            elif found.claimed_by == holder:
+                return Token(holder, found.iteration), began
+            elif found.claimed_by is not None:
+                raise LeaseUnavailable(name, found.claimed_by, found.expires_at)
+
+    def renew(self, name: str, token: Token, lease: timedelta) -> bool:
+        """Extend the lease from now; False if it is held no more."""
+        return bool(self.standing(name, token).update(expires_at=DatabaseLater(lease)))
+
+    def give_back(self, name: str, token: Token) -> bool:
+        """End the hold; False, and nothing written, if it had ended already."""
+        return bool(self.standing(name, token).update(claimed_by=None, expires_at=None))
+
+    def forget(self, unused_for: timedelta, limit: int) -> int:
+        """Delete up to *limit* names that nobody has held for so long, and return how many.
+
+        A name that changed hands more than once a second stays for now: a new count would begin below its old one.
+        """
+        unused = self.free(since=unused_for).filter(
+            claimed_at__lt=DatabaseLater(-unused_for),
+            iteration__lt=self._first_iteration(unused_for),
+        )
+        names = list(unused.values_list("name", flat=True)[:limit])
+        # One statement that repeats the condition; delete() would read the rows first where signals are connected.
+        return int(unused.filter(name__in=names)._raw_delete(self.db)) if names else 0
+
+    def _first_iteration(self, ago: timedelta = timedelta()) -> RawSQL:
+        """Return the seconds since 2020 by the database's clock, as they were *ago*.
+
+        A new name begins there, so a name that was forgotten continues above every iteration it had.
+        """
+        seconds = dialect_for(connections[self.db]).unix_time
+        offset = EPOCH + int(ago.total_seconds())
+        return RawSQL(f"{seconds} - %s", [offset], output_field=models.BigIntegerField())
