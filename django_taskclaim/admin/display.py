@@ -260,14 +260,10 @@ class ClaimDisplay(Base):
     def claim_timeline(self, obj: models.Model) -> str:
         return timeline(obj, Look.at(obj).alias) or self.get_empty_value_display()
 
-    @admin.display(description=gettext_lazy("source"))
+    @admin.display(description=gettext_lazy("source key"))
     def claim_source(self, obj: models.Model) -> str:
-        """Return the key of a companion's source, in a list; nothing is asked for it."""
+        """Return the key of a companion's source, also where that row is gone; nothing is asked for it."""
         return source_key_text(obj) or self.get_empty_value_display()
-
-    @admin.display(description=gettext_lazy("source"))
-    def claim_lost_source(self, obj: models.Model) -> str:
-        return _("%(key)s, whose row is gone") % {"key": source_key_text(obj)}
 
     @admin.display(description=gettext_lazy("range of keys"))
     def claim_range(self, obj: Any) -> str:

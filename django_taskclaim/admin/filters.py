@@ -18,9 +18,7 @@ from django_taskclaim.admin.display import STATES, WAITING
 from django_taskclaim.columns import ClaimColumns, claim_columns
 from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.db import dialect_for
-from django_taskclaim.monitoring.counts import MOST
-from django_taskclaim.monitoring.server import server_for
-from django_taskclaim.querysets.scope import ClaimTarget, is_expired, is_waiting
+from django_taskclaim.querysets.scope import is_expired, is_waiting
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.templatetags.taskclaim_admin import holder_text, number
 
@@ -133,12 +131,12 @@ def order_of(model: type[models.Model], asked: Mapping[str, object], alias: str)
 
 # How many rows a list has
 
-#: Up to so many rows that match a filter are counted; there is no estimate for the rest.
-MOST_MATCHES = 50_000
+#: Up to so many rows are counted and shown.
+MOST_COUNTED = 50_000
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when it runs
-    """Counts small lists, estimates a whole large table, and counts a filtered one up to MOST_MATCHES."""
+    """Counts up to MOST_COUNTED rows and ends there: another filter or order shows the others."""
 
     #: What there is to say of a count that is not exact.
     note = ""
@@ -148,24 +146,8 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when
         rows: Any = self.object_list
         if not isinstance(rows, models.QuerySet):
             return len(rows)
-        count, estimate = rows.order_by()[: MOST + 1].count(), None
-        if count > MOST:
-            estimate = _estimated(rows)
-        if estimate is not None:
-            count = max(estimate, MOST + 1)
-            self.note = _("about %(number)s rows") % {"number": number(count)}
-        elif count > MOST:
-            count = rows.order_by()[: MOST_MATCHES + 1].count()
-            if count > MOST_MATCHES:
-                count = MOST_MATCHES
-                self.note = _("more than %(number)s rows") % {"number": number(count)}
+        count = rows.order_by()[: MOST_COUNTED + 1].count()
+        if count > MOST_COUNTED:
+            count = MOST_COUNTED
+            self.note = _("more than %(number)s rows") % {"number": number(count)}
         return count
-
-
-def _estimated(rows: models.QuerySet[models.Model]) -> int | None:
-    """Return about how many rows a whole table has, by the server's statistics; None where they do not tell."""
-    if rows.query.where or not claim_columns(rows.model).owned_by(rows.model):
-        return None
-    target = ClaimTarget.of(rows.model, rows.db)
-    estimate = server_for(connections[rows.db]).estimate(target.table)
-    return None if estimate is None else round(estimate.rows)

@@ -7,7 +7,7 @@ from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.utils import flatten_fieldsets
 from django.core.checks import CheckMessage
-from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist
+from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.http import HttpRequest
 from django.template.loader import render_to_string
@@ -62,7 +62,7 @@ MOMENTS = ("claimed_at", "expires_at", "completed_at")
 #: What a page may tell of a claim beside its moments.
 PAGE_FIELDS = (
     *APART[:3],
-    "claim_lost_source",
+    "claim_source",
     "claim_range",
     "claim_error_in_full",
     "claim_timeline",
@@ -238,8 +238,8 @@ def raw_names(model: type[models.Model]) -> list[str]:
 def page_fields(row: models.Model) -> Iterator[str]:
     """Yield what a page tells of the row's claim."""
     columns, facts = claim_columns(type(row)), RowFacts(row)
-    if source_is_gone(row):
-        yield "claim_lost_source"
+    if is_companion(type(row)):
+        yield "claim_source"
     if has_ranges(type(row)):
         yield "claim_range"
     yield from APART[:3]
@@ -255,17 +255,6 @@ def takes_source(model: type[models.Model]) -> bool:
     # A wrong link is for ``manage.py check`` to tell.
     links = [field for field in model._meta.fields if is_companion(model) and field.name == LINK]
     return any(isinstance(link, models.ForeignKey) and link.editable for link in links)
-
-
-def source_is_gone(row: models.Model) -> bool:
-    """Say whether the row is a companion whose source is gone."""
-    if not is_companion(type(row)):
-        return False
-    try:
-        getattr(row, LINK)
-    except ObjectDoesNotExist:
-        return True
-    return False
 
 
 # What a project must have
