@@ -198,7 +198,7 @@ _SETTINGS: Mapping[str, tuple[object, AnyKind]] = {
     "REAPER_INTERVAL": (10.0, DURATION),
     "CHUNK_SIZE": (500, BATCH_SIZE),
     "RETRIES": (2, whole_number(least=0)),
-    "ERROR_LENGTH": (4000, whole_number()),
+    "ERROR_LENGTH": (4000, whole_number(most=32_000)),
     "STORE_TRACEBACK": (False, FLAG),
     "REDACT": (None, or_none(_PATH)),
     "CLAIM_STRATEGY": ("auto", _STRATEGY),

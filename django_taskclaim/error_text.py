@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 
 from django_taskclaim import conf
 
-#: Characters of one text that the hook gets to see, unless ERROR_LENGTH asks for more.
+#: Characters of one text that the hook gets to see, more than twice as many as a row keeps at most.
 SEEN = 65_536
 #: Characters that the column of the class holds.
 CLASS_LENGTH = 200
@@ -72,17 +72,16 @@ def redact(text: str, *, keep_end: bool = False) -> str:
 
     Where the hook fails, or answers with anything but text, all of the text is withheld.
     """
-    most = _seen()
-    shown = _clean(_cut(text, most, keep_end=keep_end))
+    shown = _clean(_cut(text, SEEN, keep_end=keep_end))
     path = conf.setting("REDACT")
     if not path or not shown:
         return shown
     shown, fault = _call_hook(path, shown)
     if fault:
         return f"<withheld: {fault}>"
-    if len(text) > most:
+    if len(text) > SEEN:
         # The hook saw but half of a secret next to the cut, and may not have known it.
-        margin = most // 4
+        margin = SEEN // 4
         shown = "…" + shown[margin:] if keep_end else shown[: max(0, len(shown) - margin)] + "…"
     return _clean(shown)
 
@@ -103,8 +102,8 @@ def log(
 ) -> None:
     """Log *message* with the traceback of *raised*.
 
-    Where a hook redacts, or the text is huge or cannot be encoded, the record carries no exception but its traceback as
-    text: ``record.exc_text``, which formatters append, and ``record.traceback``.
+    Where a hook redacts, or the text is huge or cannot be encoded, the record carries no exception. The traceback is
+    then text, in the message and as ``record.traceback``.
     """
     own = "" if raised is None else _raw_text(raised)
     is_plain = len(own) <= SEEN and own == _clean(own)
@@ -114,12 +113,8 @@ def log(
         name, text = class_and_text(raised)
         shown = "\n".join(filter(None, (_trace(raised), f"{name}: {text}" if text else name)))
         facts = {**(extra or {}), "traceback": shown}
-        file, line, function, _ = logger.findCaller(stacklevel=2)
-        record = logger.makeRecord(
-            logger.name, level, file, line, message, args, None, function, facts
-        )
-        record.exc_text = shown
-        logger.handle(record)
+        described = message + "\n%s"
+        logger.log(level, described, *args, shown, extra=facts, stacklevel=2)
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -182,7 +177,7 @@ def _lines(error: object, prefix: str = "") -> Iterator[str]:
 def _own_text(error: object) -> str:
     """Return one character more than is seen of what *error* says, so that ``redact`` knows that it was cut."""
     # An exception class given in place of an instance says nothing.
-    return "" if isinstance(error, type) else _safely(lambda: str(error)[: _seen() + 1], "str()")
+    return "" if isinstance(error, type) else _safely(lambda: str(error)[: SEEN + 1], "str()")
 
 
 # Where it came from
@@ -209,11 +204,6 @@ def _raw_trace(error: BaseException) -> str:
 
 
 # Sizes
-
-
-def _seen() -> int:
-    """Return how many characters of a text the hook gets to see."""
-    return max(SEEN, 2 * int(conf.setting("ERROR_LENGTH")))
 
 
 def _cut(text: str, most: int, *, keep_end: bool = False) -> str:

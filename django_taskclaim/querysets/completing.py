@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 from django.db import models
-from django.db.models import Q
 
 from django_taskclaim.claim import COMPLETED as ENDED_WELL
 from django_taskclaim.claim import carried_claim
@@ -92,9 +92,11 @@ class Completing(Write):
     policy: Completion
     results: Results
     may_be_gone: bool
+    #: Whether the statement deletes the rows, without Django's cascades.
+    deletes: bool
 
     def change(self, held: HeldRows) -> Change | None:
-        if isinstance(self.policy, Delete):
+        if self.deletes:
             return None
         columns = self.results.own
         own = own_values(held.target.table, columns, held.rows) if columns else ()
@@ -103,8 +105,8 @@ class Completing(Write):
     def then(self, held: HeldRows) -> None:
         write_elsewhere(held.target, held.rows, self.results, may_be_gone=self.may_be_gone)
         match self.policy:
-            case Delete() if self.only_locks:
-                remove(held, Status.PROCESSING, cascade=True)
+            case Delete() if not self.deletes:
+                remove(held, cascade=True)
             case Archive():
                 move_to(self.policy.model, held, cascade=self.policy.cascade)
 
@@ -113,29 +115,29 @@ def _completing(
     model: type[models.Model], names: Collection[str], *, may_be_gone: bool, savepoint: bool
 ) -> Completing:
     policy, results = policy_for(model).completion, checked_results(model, names)
-    sets, shown, only_locks = COMPLETED, None, False
+    sets, shown, deletes, has_more = COMPLETED, None, False, False
     match policy:
         case Clear():
             # It is written also without a pause: then the rows done last stand behind all others that are due.
             sets = {**AS_NEW, "not_before": policy.pause, "completed_at": NOW, **OPEN_AGAIN}
         case Archive():
-            shown = AS_LEFT
+            shown, has_more = AS_LEFT, True
         case Delete():
             results, shown = results._replace(own=(), inherited=()), AS_LEFT
-            only_locks = policy.cascade or is_on_many_tables(model)
-    elsewhere = bool(results.inherited or results.of_source)
+            has_more = policy.cascade or is_on_many_tables(model)
+            deletes = not has_more
     return Completing(
         sets=sets,
         shown=shown,
         how=ENDED_WELL,
         signal=rows_completed,
         per_row=len(results.own),
-        has_more=only_locks or elsewhere or isinstance(policy, Archive),
-        only_locks=only_locks,
+        has_more=has_more or bool(results.inherited or results.of_source),
         savepoint=savepoint,
         policy=policy,
         results=results,
         may_be_gone=may_be_gone,
+        deletes=deletes,
     )
 
 
@@ -285,15 +287,15 @@ def _by_table(
 # Deleting, and moving to an archive
 
 
-def remove(held: HeldRows, status: Status, *, cascade: bool) -> None:
-    """Delete rows that this transaction has locked in *status*.
+def remove(held: HeldRows, *, cascade: bool) -> None:
+    """Delete rows that this transaction has completed.
 
     The instances keep their keys. One without a key would be stored as a new row by its next ``save()``, and be done
     again for ever.
     """
     tokens = {claim.token for claim in held.claims}
-    condition = Q.create([is_claimed_by(held.target.columns, one, status) for one in tokens], Q.OR)
-    deleted = delete_locked(held.target, held.keys, condition, cascade=cascade)
+    ours = [is_claimed_by(held.target.columns, token, Status.COMPLETE) for token in tokens]
+    deleted = delete_locked(held.target, held.keys, reduce(or_, ours), cascade=cascade)
     if deleted != len(held.rows):
         raise TaskClaimError(
             f"Deleted {deleted} of {len(held.rows)} rows that were locked for it; rolled back."
@@ -303,7 +305,7 @@ def remove(held: HeldRows, status: Status, *, cascade: bool) -> None:
 def move_to(archive: type[models.Model], held: HeldRows, *, cascade: bool) -> None:
     """Copy rows that this transaction has completed to *archive*, and delete them."""
     _copy(held.target, archive, held.keys)
-    remove(held, Status.COMPLETE, cascade=cascade)
+    remove(held, cascade=cascade)
 
 
 def _copy(target: ClaimTarget, archive: type[models.Model], keys: Sequence[object]) -> None:

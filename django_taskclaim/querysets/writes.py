@@ -71,6 +71,8 @@ class HeldRows:
     def parts(self, per_row: int = 0) -> list["HeldRows"]:
         """Cut them into what one statement takes, with so many values *per_row*."""
         size = self.target.dialect.chunk_size(self.target.table, per_row)
+        if len(self.pairs) <= size:
+            return [self]
         starts = range(0, len(self.pairs), size)
         return [HeldRows(self.target, self.pairs[start : start + size]) for start in starts]
 
@@ -193,10 +195,8 @@ class Write:
     facts: Mapping[str, object] = field(default_factory=dict)
     #: How many values of its own each row adds to the statement.
     per_row: int = 0
-    #: Whether ``then`` writes more in the same transaction, …
+    #: Whether ``then`` writes more in the same transaction.
     has_more: bool = False
-    #: … and whether it writes all, so that the rows are only locked before.
-    only_locks: bool = False
     #: Whether an error leaves the caller's transaction usable.
     savepoint: bool = True
 
@@ -254,7 +254,7 @@ def _send(held: HeldRows, verb: Write, may_autocommit: bool) -> HeldRows:
             return held if len(keys) == len(held.keys) else held.only(set(keys))
     block = partial(target.dialect.own_transaction, savepoint=verb.savepoint)
     # If the count is short and does not say which rows were written, they are rolled back, which needs a savepoint.
-    if not verb.only_locks and (knows_keys or verb.savepoint):
+    if knows_keys or verb.savepoint:
         with suppress(_SomeAreLost):
             return send(target, partial(_send_parts, parts, verb), block)
     return send(target, partial(_send_parts, parts, verb, lock=True), block)
@@ -265,14 +265,13 @@ def _send_parts(parts: list[HeldRows], verb: Write, *, lock: bool = False) -> He
     written = []
     for part in parts:
         held = part.standing(WAIT) if lock else part
-        keys = held.keys if verb.only_locks or not held.rows else _send_one(held, verb)
+        keys = _send_one(held, verb) if held.rows else ()
         if lock:
             # The count does not matter: a server may not count a row that has not changed.
-            written.append(held)
+            keys = held.keys
         elif keys is None:
             raise _SomeAreLost
-        else:
-            written.append(held.only(set(keys)))
+        written.append(held.only(set(keys)))
     # From here on nothing is rolled back.
     for held in written if verb.has_more else ():
         if held.rows:
