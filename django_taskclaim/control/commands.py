@@ -1,13 +1,11 @@
 """Commands that a person gives to one worker process. Each is recorded as an act."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import Error, connections, models
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
@@ -16,31 +14,12 @@ from django_taskclaim.control.audit import record_action, storable
 from django_taskclaim.control.models import APP, WorkerCommand, is_on
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.formatting import first_line, format_number
+from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import workers
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.states import WORKER_MARK
-
-
-class PutBackRefused(TaskClaimError):
-    """Not all rows of a silent process could be put back: ``put_back`` were.
-
-    ``errors`` holds the database's words, by the label of each model whose rows it refused.
-    """
-
-    def __init__(self, worker: str, put_back: int, errors: Mapping[str, str]) -> None:
-        self.put_back, self.errors = put_back, errors
-        sentence = ngettext(
-            "Of the silent worker process %(worker)s, %(n)s row was put back, and then refused: %(errors)s",
-            "Of the silent worker process %(worker)s, %(n)s rows were put back, and then refused: %(errors)s",
-            put_back,
-        )
-        refused = "; ".join(f"{label}: {error}" for label, error in errors.items())
-        super().__init__(
-            sentence % {"worker": worker, "n": format_number(put_back), "errors": refused}
-        )
 
 
 def send_command(
@@ -49,10 +28,10 @@ def send_command(
     """Tell one worker process to ``drain``, ``stop`` or ``release``; it obeys within five seconds.
 
     A silent process obeys nothing: ``release`` puts all its rows back here and now, and any other command is a
-    ValidationError, as is an unknown one. Each model that it serves gets an act with its own rows. Raises
-    ``WorkerProcess.DoesNotExist`` for a name that is not listed, and ``PutBackRefused`` where rows of one model could
-    not be put back; those of the others were, and the command is over all the same. ImproperlyConfigured if the tables
-    of this app are not on the database.
+    ValidationError, as is an unknown one. Each model that it serves gets an act with its own rows. What is returned
+    says how many rows were ``put_back``, and in ``refused``, by model, why the database did not let all be. Raises
+    ``WorkerProcess.DoesNotExist`` for a name that is not listed, and ImproperlyConfigured if the tables of this app
+    are not on the database.
     """
     if not is_on(using):
         raise ImproperlyConfigured(
@@ -87,25 +66,22 @@ def send_command(
         for model in _tables_of(worker):
             record_action(model, "worker command", worker=worker.name, **facts)
     else:
-        sent.put_back = _release_all(worker, sent, facts)
+        _release_all(worker, sent, facts)
     sent.refresh_from_db(using=using)
     return sent
 
 
-def _release_all(worker: WorkerProcess, sent: WorkerCommand, facts: dict[str, Any]) -> int:
+def _release_all(worker: WorkerProcess, sent: WorkerCommand, facts: dict[str, Any]) -> None:
     """Put back all rows of a silent process, and end the command; a refusal of one table stops no other."""
-    put_back, errors = 0, {}
+    sent.put_back = 0
     for model in _tables_of(worker):
         rows, error = _take_back(model, worker, facts["using"])
-        put_back += rows
+        sent.put_back += rows
         if error:
-            errors[model._meta.label] = error
+            sent.refused = [*sent.refused, f"{model._meta.label}: {error}"]
         record_action(model, "worker command", rows=rows, worker=worker.name, **facts)
     same = type(sent).objects.using(facts["using"]).filter(pk=sent.pk)
     same.update(done_at=DatabaseNow())
-    if errors:
-        raise PutBackRefused(worker.name, put_back, errors)
-    return put_back
 
 
 def _take_back(model: type[models.Model], worker: WorkerProcess, using: str) -> tuple[int, str]:

@@ -11,7 +11,7 @@ AdminSite show it. Importing ``django_taskclaim.admin`` registers it on Django's
 A model's page is named ``<app>_<model>_control`` on any site.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +22,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import models
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.urls import URLPattern, path
+from django.urls import URLPattern
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -36,12 +36,12 @@ from django_taskclaim.admin.control_room.snapshot import (
 )
 from django_taskclaim.admin.control_room.views import (
     Page,
-    address,
+    Routes,
     overview_url,
     page_response,
+    site_paths,
 )
 from django_taskclaim.admin.permissions import may_operate
-from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.models import Control
 from django_taskclaim.monitoring.overview import Summary, summaries
 from django_taskclaim.switch import claimable_models
@@ -70,18 +70,13 @@ class ControlAdmin(Base):
         site = self.admin_site
         self.pages = pages_of(site)
 
-        def at(
-            route: str, view: Callable[..., HttpResponseBase], name: str, **given: object
-        ) -> URLPattern:
-            wrapped = site.admin_view(in_no_transaction(partial(view, **given)))
-            return path(route, wrapped, name=f"taskclaim_control_{name}")
-
-        found = [
-            at("", self.show, "changelist"),
-            at("live/", self.live, "live"),
-            at("pause/", self.turn, "pause", off=True),
-            at("resume/", self.turn, "resume", off=False),
+        routes: Routes = [
+            ("", self.show, "changelist"),
+            ("live/", self.live, "live"),
+            ("pause/", partial(self.turn, off=True), "pause"),
+            ("resume/", partial(self.turn, off=False), "resume"),
         ]
+        found = site_paths(site, "", "taskclaim_control", routes)
         for page in self.pages:
             # A ModelAdmin with our mixin has the page among its own addresses.
             if not getattr(page.model_admin, "has_control_page", False):
@@ -115,10 +110,7 @@ class ControlAdmin(Base):
             template,
             title,
             [Crumb(title)],
-            url={
-                name: address(self.admin_site, f"taskclaim_control_{name}")
-                for name in ("live", "pause", "resume")
-            },
+            here=overview_url(self.admin_site),
             models=lines,
             may_operate_all=may_operate(request, None),
             all_are_paused=any(one.pause and one.pause.is_for_all for one in found.known.values()),

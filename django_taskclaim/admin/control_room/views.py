@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import django
 from asgiref.sync import sync_to_async
@@ -56,7 +56,7 @@ from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.control.actions import RESET_FAILED, WORKER_ACTIONS, Instruction
 from django_taskclaim.control.audit import change_overrides, record_action
 from django_taskclaim.control.commands import models_of, send_command
-from django_taskclaim.control.models import is_on
+from django_taskclaim.control.models import WorkerCommand, is_on
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess
@@ -70,6 +70,9 @@ LATE = gettext_lazy("Nothing was changed: the database did not answer in time.")
 #: Milliseconds between two refreshes.
 EVERY = 2500
 
+#: Where a view is below its page, and what ends its name.
+Routes: TypeAlias = list[tuple[str, Callable[..., HttpResponseBase], str]]
+
 
 def address(site: AdminSite, name: str, *args: str) -> str:
     """Return the address of a page of the site; empty where it has none."""
@@ -82,6 +85,19 @@ def address(site: AdminSite, name: str, *args: str) -> str:
 def overview_url(site: AdminSite) -> str:
     """Return the address of the overview; empty on a site that has none."""
     return address(site, "taskclaim_control_changelist")
+
+
+def site_paths(site: AdminSite, base: str, name: str, routes: Routes) -> list[URLPattern]:
+    """Return the patterns of views below *base* for the staff of the site; their names begin with *name*."""
+    # Pages that only read are outside transactions, too: on SQLite a transaction makes every writer wait.
+    return [
+        path(
+            f"{base}{route}",
+            site.admin_view(in_no_transaction(partial(view))),
+            name="_".join(filter(None, [name, suffix])),
+        )
+        for route, view, suffix in routes
+    ]
 
 
 def page_response(
@@ -173,25 +189,18 @@ class Page:
 
     def urls(self, base: str) -> list[URLPattern]:
         """Return the patterns of the model's pages below *base*."""
-
-        def at(
-            route: str, view: Callable[..., HttpResponseBase], name: str = "", **given: object
-        ) -> URLPattern:
-            # Pages that only read are outside transactions, too: on SQLite a transaction makes every writer wait.
-            wrapped = self.site.admin_view(in_no_transaction(partial(view, **given)))
-            return path(f"{base}{route}", wrapped, name=self.url_name(name))
-
-        return [
-            at("", self.show),
-            at("live/", self.live, "live"),
-            at("pause/", self.turn, "pause", off=True),
-            at("resume/", self.turn, "resume", off=False),
-            at("commands/", self.command, "commands"),
-            at("settings/", self.settings, "settings"),
-            at("failures.csv", self.export, "export"),
-            at("failures/<slug:group>.csv", self.export, "export"),
-            at("failures/<slug:group>/retry/", self.retry, "retry"),
+        routes: Routes = [
+            ("", self.show, ""),
+            ("live/", self.live, "live"),
+            ("pause/", partial(self.turn, off=True), "pause"),
+            ("resume/", partial(self.turn, off=False), "resume"),
+            ("commands/", self.command, "commands"),
+            ("settings/", self.settings, "settings"),
+            ("failures.csv", self.export, "export"),
+            ("failures/<slug:group>.csv", self.export, "export"),
+            ("failures/<slug:group>/retry/", self.retry, "retry"),
         ]
+        return site_paths(self.site, base, self.url_name(), routes)
 
     def _crumbs(self) -> list[Crumb]:
         """Return the way from the index to the page."""
@@ -219,7 +228,6 @@ class Page:
         sees_all = self.shows_all(request)
         # Errors of rows that this user may not see must not come from a snapshot of others.
         known = shared(request, (self.model, self.alias), read) if sees_all else read()
-        names = ("live", "pause", "resume", "commands", "settings", "export")
         return page_response(
             request,
             self.site,
@@ -227,7 +235,7 @@ class Page:
             _("%(name)s: control room") % {"name": self.name},
             self._crumbs(),
             page=self,
-            url={name: self.url(name) for name in names},
+            here=self.url(),
             overview_url=overview_url(self.site),
             may_operate=self.may_operate(request),
             may_configure=self.may_configure(request),
@@ -250,14 +258,12 @@ class Page:
             "forecast": forecast(seen, known.hour or [], known.day or []),
             "charts": charts(known.hour, known.day, known.marks),
             "workers": worker_lines(known, sees_all=sees_all),
-            "failures": [self._failure(group) for group in groups],
+            "failures": [
+                (group, [(name_of(row), self.row_url(row.key)) for row in group.samples])
+                for group in groups
+            ],
             "settings_form": form or SettingsForm(self.model, stored=stored),
         }
-
-    def _failure(self, group: Group) -> dict[str, Any]:
-        urls = {name: self.url(name, group=group.id) for name in ("retry", "export")}
-        samples = [(name_of(row), self.row_url(row.key)) for row in group.samples]
-        return {"group": group, "samples": samples, "url": urls}
 
     # What a person can do
 
@@ -283,10 +289,8 @@ class Page:
         action = WORKER_ACTIONS.get(request.GET.get("command", ""))
         if action is None or not is_on(self.alias):
             raise Http404
-        name, known = (
-            request.GET.get("worker", ""),
-            in_time(self.alias, lambda: workers(self.alias)),
-        )
+        name = request.GET.get("worker", "")
+        known = in_time(self.alias, lambda: workers(self.alias))
         if known is None:
             messages.error(request, LATE)
             return self._back()
@@ -329,7 +333,8 @@ class Page:
         except (Error, TaskClaimError) as error:
             messages.error(request, first_line(error))
         else:
-            messages.success(request, _command_message(worker, sent.put_back))
+            tell = messages.error if sent.refused else messages.success
+            tell(request, "; ".join([_command_message(sent), *sent.refused]))
 
     def settings(self, request: HttpRequest) -> HttpResponseBase:
         """Set the overrides that were changed, or show the form again with its errors."""
@@ -424,12 +429,12 @@ async def _asynchronous(parts: Iterator[str]) -> AsyncIterator[str]:
         yield part
 
 
-def _command_message(worker: str, put_back: int | None) -> str:
+def _command_message(sent: WorkerCommand) -> str:
     """Say what the command did. No sentence begins with the name: the admin would capitalise it."""
-    if put_back is None:
-        return _("The worker process %(worker)s has been told.") % {"worker": worker}
+    if sent.put_back is None:
+        return _("The worker process %(worker)s has been told.") % {"worker": sent.worker}
     return ngettext(
         "Of the silent worker process %(worker)s, %(n)s row was put back.",
         "Of the silent worker process %(worker)s, %(n)s rows were put back.",
-        put_back,
-    ) % {"worker": worker, "n": number(put_back)}
+        sent.put_back,
+    ) % {"worker": sent.worker, "n": number(sent.put_back)}
