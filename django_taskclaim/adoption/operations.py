@@ -206,13 +206,8 @@ def _with_default(field: AnyField, value: Any) -> AnyField:
     return other
 
 
+#: The way of each database; of any other, that of SQLite.
 _KINDS: dict[str, type[LiveTable]] = {"postgresql": PostgreSQLTable, "mysql": MySQLTable}
-
-
-def live_table(schema_editor: Editor, model: type[models.Model]) -> LiveTable:
-    """Return the table of *model*, to be changed in the way of the schema editor's database."""
-    return _KINDS.get(schema_editor.connection.vendor, LiveTable)(schema_editor, model)
-
 
 #: What existing rows may become: never running, and not failed without an error.
 EXISTING = (Status.PAUSED.value, Status.OPEN.value, Status.COMPLETE.value)
@@ -223,7 +218,7 @@ def _table(operation: Any, app_label: str, editor: Editor, state: State) -> Live
     model = state.apps.get_model(app_label, operation.model_name)
     if not operation.allow_migrate_model(editor.connection.alias, model):
         return None
-    table = live_table(editor, model)
+    table = _KINDS.get(editor.connection.vendor, LiveTable)(editor, model)
     if table.needs_own_transactions and editor.connection.in_atomic_block:
         raise ImproperlyConfigured(
             f"{type(operation).__name__} takes its locks for moments, so it cannot run inside a transaction; set"

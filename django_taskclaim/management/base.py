@@ -8,12 +8,13 @@ import re
 import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from django.apps import apps
+from django.core.checks import WARNING, CheckMessage
 from django.core.management.base import (
     BaseCommand,
     CommandError,
@@ -89,6 +90,11 @@ class ClaimCommand(BaseCommand):
             for model in options["models"] or models_to_claim()
             for alias in self._aliases(model, options.get("database"))
         ]
+        if not self.where:
+            text = (
+                "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
+            )
+            raise CommandError(text, returncode=USAGE)
         if self.writes:
             self._refuse_without_autocommit()
         with translation.override("en") if self.in_english else contextlib.nullcontext():
@@ -118,6 +124,17 @@ class ClaimCommand(BaseCommand):
         parser.description, parser.epilog = purpose, f"{heading}{more}\n{exit_codes}"
         parser.error = self._refuse  # type: ignore[method-assign]  # argparse has no hook for it
         return parser
+
+    def finding_lines(self, finding: CheckMessage) -> Iterator[str]:
+        """Yield a finding with its sign, and its hint below."""
+        if finding.is_serious():
+            sign = self.style.ERROR("!!")
+        elif finding.level == WARNING:
+            sign = self.style.WARNING("..")
+        else:
+            sign = self.style.SUCCESS("ok")
+        yield f"{sign}  {finding.msg} ({finding.id})" if finding.id else f"{sign}  {finding.msg}"
+        yield from (f"    {line}" for line in (finding.hint or "").splitlines())
 
     def _refuse(self, message: str) -> NoReturn:
         """Say what is wrong in one sentence, without the whole usage before it."""

@@ -8,7 +8,7 @@ from django.db import connection
 
 from tests.adoption.conftest import Project, execute, shape
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 ADOPTED = ["0001_initial", "0002_adopt_parcel", "0003_adopt_parcel_index"]
 

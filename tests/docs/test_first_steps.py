@@ -88,7 +88,7 @@ def test_the_first_queue_is_as_its_page_tells(tmp_path: Path) -> None:
             database.executemany(statement, texts)
             database.commit()
 
-    assert "No model has a handler" in typed("claimworker", code=2)
+    assert "No installed model can be claimed" in typed("claimworker", code=2)
     typed("makemigrations", "shop")
     typed("migrate", "shop", "-v", "0")
     # The seventh is wrong.

@@ -22,6 +22,7 @@ Exit codes:
 """
 
 from collections.abc import Iterable
+from itertools import chain
 
 from django.core import checks
 from django.core.management.base import CommandError
@@ -39,10 +40,6 @@ class Command(ClaimCommand):
     writes = False
 
     def handle(self, **options: object) -> None:
-        if not self.where:
-            self.stdout.write(
-                "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
-            )
         sections = [("The project", iter(check_project()))]
         for alias in dict.fromkeys(alias for _, alias in self.where):
             title = f"The database {alias}, {connections[alias].display_name}"
@@ -63,19 +60,7 @@ class Command(ClaimCommand):
         found = [finding for finding in findings if not finding.is_silenced()]
         if found:
             self.stdout.write(self.style.MIGRATE_HEADING(title))
-            for finding in found:
-                self._print(finding)
+            for line in chain.from_iterable(map(self.finding_lines, found)):
+                self.stdout.write(f"  {line}")
             self.stdout.write("")
         return [finding.level for finding in found]
-
-    def _print(self, finding: checks.CheckMessage) -> None:
-        if finding.is_serious():
-            sign = self.style.ERROR("!!")
-        elif finding.level == checks.WARNING:
-            sign = self.style.WARNING("..")
-        else:
-            sign = self.style.SUCCESS("ok")
-        text = f"{finding.msg} ({finding.id})" if finding.id else finding.msg
-        self.stdout.write(f"  {sign}  {text}")
-        for line in (finding.hint or "").splitlines():
-            self.stdout.write(f"      {line}")

@@ -212,8 +212,6 @@ class Command(ClaimCommand):
         """Yield what is shown."""
         if look.seen:
             yield from self._table(1, PROGRESS, *(_progress_cells(seen) for seen, _ in look.seen))
-        elif not look.refused:
-            yield "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
         for seen, details in look.seen:
             if details:
                 yield from ("", self.style.MIGRATE_LABEL(seen.model._meta.label))
@@ -255,9 +253,7 @@ class Command(ClaimCommand):
             yield note
         for finding in reasons(seen):
             if finding.level >= WARNING:
-                style = self.style.ERROR if finding.is_serious() else self.style.WARNING
-                yield style(str(finding.msg))
-                yield from [f"  {finding.hint}"] * bool(finding.hint)
+                yield from self.finding_lines(finding)
         for error in last_errors(seen, ERRORS)[-ERRORS:]:
             yield "last error: " + "".join(c if c.isprintable() else " " for c in error)
         for holder in seen.holders[:HOLDERS]:

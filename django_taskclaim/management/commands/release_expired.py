@@ -21,7 +21,7 @@ Exit codes:
 import signal
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -64,66 +64,54 @@ class Command(ClaimCommand):
         )
 
     def handle(self, *, limit: int | None, loop: bool, **options: Any) -> None:
-        where = self.where
-        if not where:
-            self.stdout.write("No installed model can be claimed, so nothing can expire.")
-            return
         if loop:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             with suppress(KeyboardInterrupt):
-                self._loop(where, limit)
+                self._loop(limit)
             return
-
-        def release(model: Model, alias: str) -> int:
-            return int(ClaimQuerySet[Any](model, using=alias).release_expired(limit))
-
-        total, refused = self._release(where, release)
-        refused += _forgotten(where)
+        verbs = [
+            ClaimQuerySet[Any](model, using=alias).release_expired for model, alias in self.where
+        ]
+        total, refused = self._release(verbs, limit)
+        refused += _forgotten(self.where)
         if refused:
             raise CommandError("\n".join(refused))
         if not total and options["verbosity"]:
             self.stdout.write("No claim has expired.")
 
+    def _loop(self, limit: int | None) -> None:
+        reapers, forget_at = [Reaper(model, alias) for model, alias in self.where], clock()
+        while True:
+            _, refused = self._release([reaper.turn for reaper in reapers], limit)
+            if clock() >= forget_at:
+                forget_at = clock() + FORGET_EVERY
+                refused += _forgotten(self.where)
+            for sentence in refused:
+                self.stderr.write(f"{sentence}; trying again.")
+            for reaper in reapers:
+                connections[reaper.using].close_if_unusable_or_obsolete()
+            time.sleep(min(reaper.due_in() for reaper in reapers))
+
     def _release(
-        self, where: list[tuple[Model, str]], release: Callable[[Any, str], int]
+        self, verbs: Sequence[Callable[[int | None], int | None]], limit: int | None
     ) -> tuple[int, list[str]]:
-        """Have *release* put back what has expired of each model.
+        """Put back what has expired by calling the verb of each model, at most *limit* rows of each.
 
         Returns how many rows that were, and what was said of models that could not be reached: one stops no other.
         """
         total, refused = 0, []
-        for model, alias in where:
-            began = clock()
+        for (model, alias), release in zip(self.where, verbs, strict=True):
+            began, count = clock(), 0
             try:
-                count = release(model, alias)
+                count = release(limit) or 0
             except (Error, TaskClaimError) as error:
-                count = 0
                 refused.append(f"{model._meta.label} on {alias!r}: {first_line(error)}")
             refused += [str(one) for one in refusals(model, alias, since=began)]
             if count:
-                text = f"{model._meta.label}: put back {counted(count, 'expired row')}."
-                self.stdout.write(text)
+                self.stdout.write(f"{model._meta.label}: put back {counted(count, 'expired row')}.")
                 self.stdout.flush()
             total += count
         return total, refused
-
-    def _loop(self, where: list[tuple[Model, str]], limit: int | None) -> None:
-        reapers = {(model, alias): Reaper(model, alias) for model, alias in where}
-
-        def turn(model: Model, alias: str) -> int:
-            return reapers[model, alias].turn(limit) or 0
-
-        forget_at = time.monotonic()
-        while True:
-            _, refused = self._release(where, turn)
-            if time.monotonic() >= forget_at:
-                forget_at = time.monotonic() + FORGET_EVERY
-                refused += _forgotten(where)
-            for sentence in refused:
-                self.stderr.write(f"{sentence}; trying again.")
-            for alias in {alias for _, alias in where}:
-                connections[alias].close_if_unusable_or_obsolete()
-            time.sleep(min(reaper.due_in() for reaper in reapers.values()))
 
 
 def _forgotten(where: list[tuple[Model, str]]) -> list[str]:
