@@ -101,7 +101,8 @@ class HeldLease:
 
     def __init__(self, name: str, *, lease: timedelta, wait: timedelta, using: str) -> None:
         self.name, self.lease, self.using = name, lease, using
-        self._rows = LeaseRows.on(using)
+        #: What decides is never read from a replica.
+        self._row = NamedLease.objects.using(using).filter(name=name)
         self._retry = retry_on_contention(using=using, atomic=False)
         #: By ``clock()``: before the statement that began or last extended the lease, and when the next one is due.
         self.renewed_at, self.renew_at = 0.0, 0.0
@@ -129,7 +130,7 @@ class HeldLease:
             raise RuntimeError(
                 f"The lease {self.name!r} is not taken yet; check it inside its block."
             )
-        if not self.lost and not self._rows.standing(self.name, self.token).exists():
+        if not self.lost and not self._standing().exists():
             self._lose(TAKEN_OVER)
         if self.lost:
             raise self._loss()
@@ -184,7 +185,7 @@ class HeldLease:
                 " inside the block."
             )
         try:
-            taken = self._retry.call(self._rows.take, self.name, new_holder(), self.lease)
+            taken = self._retry.call(self._take, new_holder())
         except LeaseUnavailable:
             rest = (self._waits_until or 0.0) - clock()
             if rest <= 0:
@@ -204,6 +205,37 @@ class HeldLease:
         self._log(logging.INFO, "taken")
         return None
 
+    # Each statement stands outside any transaction. A process that is frozen or cut off between two of them leaves no
+    # lock behind, and keeps nobody out for longer than its lease.
+
+    def _take(self, holder: str) -> tuple[Token, float]:
+        """Take the lease if it is free; return its token, and ``clock()`` from before the lease began.
+
+        *holder* must be unique. Raises LeaseUnavailable with the holder and the expiry seen.
+        """
+        while True:
+            began = clock()
+            self._row.filter(is_free()).update(
+                claimed_by=holder,
+                claimed_at=DatabaseNow(),
+                expires_at=DatabaseLater(self.lease),
+                iteration=models.F("iteration") + 1,
+            )
+            found = self._row.first()
+            if found is None:
+                # Another process may be faster; the next try decides who of the two gets the lease.
+                with suppress(IntegrityError):
+                    first = _first_iteration(self.using)
+                    self._row.create(name=self.name, claimed_at=DatabaseNow(), iteration=first)
+            elif found.claimed_by == holder:
+                return Token(holder, found.iteration), began
+            elif found.claimed_by is not None:
+                raise LeaseUnavailable(self.name, found.claimed_by, found.expires_at)
+
+    def _standing(self) -> models.QuerySet[NamedLease]:
+        """Match the name only while this hold is the current one."""
+        return self._row.filter(claimed_by=self.token.holder, iteration=self.token.iteration)
+
     def _end(self) -> None:
         """Give the lease back, if it was taken; a lease that was lost before stays lost."""
         # In a forked process the connection is the parent's as well.
@@ -216,7 +248,7 @@ class HeldLease:
         try:
             # The server may have ended the session while the block ran.
             ensure_usable(self.using)
-            if self._retry.call(self._rows.give_back, self.name, self.token):
+            if self._retry.call(self._standing().update, claimed_by=None, expires_at=None):
                 self._log(logging.INFO, "released")
             elif not was_lost:
                 self.gone = ""
@@ -231,7 +263,7 @@ class HeldLease:
             if self.using not in {one.alias for one in connections.all(initialized_only=True)}:
                 use_own_connection(self.using)
             ensure_usable(self.using)
-            if self._rows.renew(self.name, self.token, self.lease):
+            if self._standing().update(expires_at=DatabaseLater(self.lease)):
                 self.renewed_at = began
             else:
                 self._lose(TAKEN_OVER)
@@ -331,82 +363,35 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=RENEWER.begin)
 
 
-# The statements
+# The names that nobody holds
 
 
-class LeaseRows(models.QuerySet[NamedLease]):
-    """The table of named leases on one database, and every statement behind them.
+def is_free(since: timedelta = timedelta()) -> models.Q:
+    """Match names that nobody holds, or whose lease ended *since* ago."""
+    unheld = models.Q(claimed_by=None) | models.Q(expires_at=None)
+    return unheld | models.Q(expires_at__lte=DatabaseLater(-since))
 
-    Each is a single statement outside any transaction. A process that is frozen or cut off between two of them leaves
-    no lock behind, and keeps nobody out for longer than its lease.
+
+def forget(using: str, unused_for: timedelta, limit: int) -> int:
+    """Delete up to *limit* names that nobody has held for so long, and return how many.
+
+    A name that changed hands more than once a second stays for now: a new count would begin below its old one.
     """
+    unused = NamedLease.objects.using(using).filter(
+        is_free(since=unused_for),
+        claimed_at__lt=DatabaseLater(-unused_for),
+        iteration__lt=_first_iteration(using, unused_for),
+    )
+    names = list(unused.values_list("name", flat=True)[:limit])
+    # One statement that repeats the condition; delete() would read the rows first where signals are connected.
+    return int(unused.filter(name__in=names)._raw_delete(using)) if names else 0
 
-    @classmethod
-    def on(cls, using: str) -> Self:
-        """Return all of them; what decides is never read from a replica."""
-        return cls(NamedLease, using=using)
 
-    def free(self, since: timedelta = timedelta()) -> Self:
-        """Match names that nobody holds, or whose lease ended *since* ago."""
-        unheld = models.Q(claimed_by=None) | models.Q(expires_at=None)
-        return self.filter(unheld | models.Q(expires_at__lte=DatabaseLater(-since)))
+def _first_iteration(using: str, ago: timedelta = timedelta()) -> RawSQL:
+    """Return the seconds since 2020 by the database's clock, as they were *ago*.
 
-    def standing(self, name: str, token: Token) -> Self:
-        """Match the name only while the hold that *token* names is the current one."""
-        return self.filter(name=name, claimed_by=token.holder, iteration=token.iteration)
-
-    def take(self, name: str, holder: str, lease: timedelta) -> tuple[Token, float]:
-        """Take the lease if it is free; return its token, and ``clock()`` from before the lease began.
-
-        *holder* must be unique. Raises LeaseUnavailable with the holder and the expiry seen.
-        """
-        row = self.filter(name=name)
-        while True:
-            began = clock()
-            row.free().update(
-                claimed_by=holder,
-                claimed_at=DatabaseNow(),
-                expires_at=DatabaseLater(lease),
-                iteration=models.F("iteration") + 1,
-            )
-            found = row.first()
-            if found is None:
-                # Another process may be faster; the next try decides who of the two gets the lease.
-                with suppress(IntegrityError):
-                    self.create(
-                        name=name, claimed_at=DatabaseNow(), iteration=self._first_iteration()
-                    )
-            elif found.claimed_by == holder:
-                return Token(holder, found.iteration), began
-            elif found.claimed_by is not None:
-                raise LeaseUnavailable(name, found.claimed_by, found.expires_at)
-
-    def renew(self, name: str, token: Token, lease: timedelta) -> bool:
-        """Extend the lease from now; False if it is held no more."""
-        return bool(self.standing(name, token).update(expires_at=DatabaseLater(lease)))
-
-    def give_back(self, name: str, token: Token) -> bool:
-        """End the hold; False, and nothing written, if it had ended already."""
-        return bool(self.standing(name, token).update(claimed_by=None, expires_at=None))
-
-    def forget(self, unused_for: timedelta, limit: int) -> int:
-        """Delete up to *limit* names that nobody has held for so long, and return how many.
-
-        A name that changed hands more than once a second stays for now: a new count would begin below its old one.
-        """
-        unused = self.free(since=unused_for).filter(
-            claimed_at__lt=DatabaseLater(-unused_for),
-            iteration__lt=self._first_iteration(unused_for),
-        )
-        names = list(unused.values_list("name", flat=True)[:limit])
-        # One statement that repeats the condition; delete() would read the rows first where signals are connected.
-        return int(unused.filter(name__in=names)._raw_delete(self.db)) if names else 0
-
-    def _first_iteration(self, ago: timedelta = timedelta()) -> RawSQL:
-        """Return the seconds since 2020 by the database's clock, as they were *ago*.
-
-        A new name begins there, so a name that was forgotten continues above every iteration it had.
-        """
-        seconds = dialect_for(connections[self.db]).unix_time
-        offset = EPOCH + int(ago.total_seconds())
-        return RawSQL(f"{seconds} - %s", [offset], output_field=models.BigIntegerField())
+    A new name begins there, so a name that was forgotten continues above every iteration it had.
+    """
+    seconds = dialect_for(connections[using]).unix_time
+    offset = EPOCH + int(ago.total_seconds())
+    return RawSQL(f"{seconds} - %s", [offset], output_field=models.BigIntegerField())

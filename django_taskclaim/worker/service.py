@@ -29,7 +29,7 @@ from django_taskclaim.connecting import (
 )
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.handlers import Handler
-from django_taskclaim.leases import LeaseRows
+from django_taskclaim.leases import forget
 from django_taskclaim.models import Throttle, WorkerProcess
 from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
@@ -325,4 +325,4 @@ def prune(using: str) -> bool:
     if len(gone) == chunk:
         return False
     Throttle.objects.using(using).filter(until__lt=DatabaseLater(-SILENCE_KEPT)).delete()
-    return LeaseRows.on(using).forget(SILENCE_KEPT, chunk) < chunk
+    return forget(using, SILENCE_KEPT, chunk) < chunk

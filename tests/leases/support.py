@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.leases import HeldLease, LeaseRows, named_lease
+from django_taskclaim.leases import HeldLease, is_free, named_lease
 from django_taskclaim.models import NamedLease
 from tests.querysets.support import clock, execute
 
@@ -22,8 +22,8 @@ def stored(name: str, using: str = "default") -> Any:
 
 def is_held(name: str, using: str = "default") -> bool:
     """Ask the database, by its own clock, whether anybody holds the lease."""
-    rows = LeaseRows.on(using)
-    return rows.filter(name=name).exists() and not rows.free().filter(name=name).exists()
+    row = NamedLease.objects.using(using).filter(name=name)
+    return row.exists() and not row.filter(is_free()).exists()
 
 
 def set_moment(name: str, column: str, offset: str) -> None:

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_taskclaim import named_lease
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable
-from django_taskclaim.leases import LeaseRows
+from django_taskclaim.leases import forget
 from django_taskclaim.models import NamedLease
 from django_taskclaim.states import Token
 from tests.leases.support import (
@@ -225,8 +225,8 @@ def test_a_check_before_the_block_is_refused_and_loses_nothing() -> None:
 # Forgetting names that nobody uses
 
 
-def forget() -> int:
-    return LeaseRows.on("default").forget(timedelta(hours=1), 100)
+def forget_unused() -> int:
+    return forget("default", timedelta(hours=1), 100)
 
 
 def used(name: str, hours: int) -> int:
@@ -244,7 +244,7 @@ def test_names_are_forgotten_after_a_while_unused() -> None:
     used("young", 0)
     with named_lease("held", lease=600):
         set_moment("held", "claimed_at", "-2 HOUR")
-        assert forget() == 1
+        assert forget_unused() == 1
         assert is_held("held")
     assert set(NamedLease.objects.values_list("name", flat=True)) == {"young", "held"}
     with named_lease("old") as held:
@@ -255,7 +255,7 @@ def test_a_name_whose_count_is_ahead_of_the_clock_is_not_forgotten() -> None:
     """It changed hands more than once a second; a new count would begin below its old tokens."""
     used("busy", 2)
     execute(f"UPDATE {TABLE} SET iteration = iteration + 14400")
-    assert forget() == 0
+    assert forget_unused() == 0
 
 
 def test_a_name_that_is_taken_while_it_is_being_forgotten_stays() -> None:
@@ -273,7 +273,7 @@ def test_a_name_that_is_taken_while_it_is_being_forgotten_stays() -> None:
         return execute(sql, *args)
 
     with connection.execute_wrapper(take_it):
-        assert forget() == 0
+        assert forget_unused() == 0
     assert is_held("report")
     leave.set()
     sessions[0].result(DEADLINE)
