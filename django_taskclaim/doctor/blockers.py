@@ -3,7 +3,7 @@
 ``claimdoctor`` and the control room show them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.core import checks
@@ -24,14 +24,19 @@ from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 from django_taskclaim.switch import paused_model
 
+Reasons = Iterator[checks.CheckMessage]
 
-def reasons(seen: Overview) -> Iterator[checks.CheckMessage]:
+
+def reasons(seen: Overview) -> Reasons:
     """Yield the reasons that an overview shows; an estimate is called "about"."""
-    found = [finding for reason in REASONS for finding in reason(seen)]
-    if not found:
-        due = _rows(seen, seen.due, Status.OPEN)
-        found = [checks.Info(f"{due} due, and workers are alive.")]
-    yield from found
+    looks: list[Callable[[Overview], Reasons]] = [_paused, _throttled, _expired]
+    if seen.due:
+        looks += [_nobody_works, _refused, _hidden, _limited, _full]
+    else:
+        looks += [_waiting, _held]
+    found = [finding for look in [*looks, _ended] for finding in look(seen)]
+    due = _rows(seen, seen.due, Status.OPEN)
+    yield from found or [checks.Info(f"{due} due, and workers are alive.")]
 
 
 def _rows(seen: Overview, count: int, state: Status, noun: str = "row") -> str:
@@ -41,24 +46,25 @@ def _rows(seen: Overview, count: int, state: Status, noun: str = "row") -> str:
     return f"About {counted(round(count, -max(0, len(str(count)) - 2)), noun)}"
 
 
-def _paused(seen: Overview) -> Iterator[checks.CheckMessage]:
+# What stops a model
+
+
+def _paused(seen: Overview) -> Reasons:
     pause = seen.pause
     if pause is None:
         return
     label = paused_model(pause)
-    text = f"{f'{label} is' if label else 'All models are'} paused by {pause.by or 'somebody'}"
-    if pause.paused_at is not None:
-        text += f" since {format_moment(pause.paused_at)}"
-    if pause.until is not None:
-        text += f", until {format_moment(pause.until)}"
-    if pause.reason:
-        text += f": {pause.reason}"
+    who = f"{f'{label} is' if label else 'All models are'} paused by {pause.by or 'somebody'}"
+    since = f" since {format_moment(pause.paused_at)}" if pause.paused_at else ""
+    until = f", until {format_moment(pause.until)}" if pause.until else ""
+    why = f": {pause.reason}" if pause.reason else ""
     yield checks.Warning(
-        f"{text}. Nothing is claimed meanwhile.", f"manage.py claimresume {label or '--all'}"
+        f"{who}{since}{until}{why}. Nothing is claimed meanwhile.",
+        f"manage.py claimresume {label or '--all'}",
     )
 
 
-def _throttled(seen: Overview) -> Iterator[checks.CheckMessage]:
+def _throttled(seen: Overview) -> Reasons:
     for source, same in throttles_by_source(seen).items():
         processes = listed([throttle.process for throttle in same], 3)
         yield checks.Warning(
@@ -68,7 +74,7 @@ def _throttled(seen: Overview) -> Iterator[checks.CheckMessage]:
         )
 
 
-def _expired(seen: Overview) -> Iterator[checks.CheckMessage]:
+def _expired(seen: Overview) -> Reasons:
     if not seen.expired:
         return
     stored = seen.switch.lease if seen.switch is not None else None
@@ -85,9 +91,91 @@ def _expired(seen: Overview) -> Iterator[checks.CheckMessage]:
         )
 
 
-def _waiting(seen: Overview) -> Iterator[checks.CheckMessage]:
-    if seen.due:
+# Why rows that are due are not claimed
+
+
+def _nobody_works(seen: Overview) -> Reasons:
+    label = seen.model._meta.label
+    if handler_for(seen.model) is None:
+        yield checks.Warning(
+            f"{label} has no handler, so no worker can serve it.",
+            f"Write one with @handler({seen.model.__name__}) in the claims.py of an installed app, unless people or"
+            " your own code claim the rows.",
+        )
+    elif not seen.living:
+        due = _rows(seen, seen.due, Status.OPEN)
+        last = max((worker.seen_at for worker in seen.workers), default=None)
+        ago = f"; the last one reported {format_duration(seen.now - last)} ago" if last else ""
+        yield checks.Warning(
+            f"{due} due, and no worker for {label} is alive{ago}.", f"manage.py claimworker {label}"
+        )
+
+
+def _refused(seen: Overview) -> Reasons:
+    """Repeat that workers report rows that nobody can write; not everybody may see which rows."""
+    label = seen.model._meta.label
+    reports = [worker.last_error for worker in seen.living]
+    if any(f" {label} " in report and REFUSED in report for report in reports):
+        yield checks.Warning(
+            f"The database refuses to have rows of {label} written; workers go on without them.",
+            "Their errors are in the log and in claimstatus --format json. Mend the rows, or the check or trigger.",
+        )
+
+
+def _hidden(seen: Overview) -> Reasons:
+    """Rows that the worker's queryset leaves out are never claimed."""
+    found, model = handler_for(seen.model), seen.model
+    rows: Any = found.rows(seen.alias) if found else model._default_manager.using(seen.alias)
+    # Where open rows are too many to count, the hidden ones are too.
+    if not hasattr(rows, "due") or Status.OPEN in seen.estimated:
         return
+    visible = rows.due().count()
+    if visible >= seen.due:
+        return
+    # Counted again, because rows that were claimed or added since the first count are not hidden.
+    every: Any = ClaimQuerySet(model, using=seen.alias)
+    hidden = min(seen.due, every.due().count()) - visible
+    if hidden > 0:
+        by = "handler's queryset" if found is not None and found.queryset else "default manager"
+        yield checks.Warning(
+            f"The {by} hides {counted(hidden, 'due row')} of {seen.due:,}, which no worker claims.",
+            "Intended? Else give the handler queryset=… with a manager that shows them.",
+        )
+
+
+def _limited(seen: Overview) -> Reasons:
+    """Rows of a key that has used up its limit wait for those that run."""
+    if {Status.OPEN, Status.PROCESSING} & seen.estimated:
+        return
+    try:
+        full = at_their_limit(ClaimTarget.of(seen.model, seen.alias))
+    except ValueError as error:
+        yield checks.Error(str(error), "Until the handler names a column, nothing is claimed.")
+        return
+    rows: Any = ClaimQuerySet(seen.model, using=seen.alias)
+    if full and (blocked := rows.due().filter(full).count()):
+        names = listed([limit.field.name for limit in limits_over(seen.model)])
+        yield checks.Warning(
+            f"{counted(blocked, 'due row')} kept back by a limit per key ({names}): other rows of the same key are"
+            " running or, with serial_by, stand before them.",
+            "They follow as those end; a row of a serial key that has failed needs a reset.",
+        )
+
+
+def _full(seen: Overview) -> Reasons:
+    """As many rows run as may run at once, over all workers."""
+    most = [limits.max_running for limits in seen.limits if limits.max_running is not None]
+    if most and seen.progress.processing >= min(most):
+        yield checks.Warning(
+            f"{seen.progress.processing:,} rows are running, and no more than {min(most):,} may at once.",
+            f"Others follow as those end; manage.py claimlimit {seen.model._meta.label} --max-running changes it.",
+        )
+
+
+# Why no row is due
+
+
+def _waiting(seen: Overview) -> Reasons:
     if seen.progress.open and seen.next_due is not None:
         rows = _rows(seen, seen.progress.open, Status.OPEN, "open row")
         until, wait = format_moment(seen.next_due), format_duration(seen.next_due - seen.now)
@@ -99,121 +187,33 @@ def _waiting(seen: Overview) -> Iterator[checks.CheckMessage]:
         )
 
 
-def _held(seen: Overview) -> Iterator[checks.CheckMessage]:
-    running = seen.progress.processing - seen.expired
-    if seen.progress.open or running <= 0:
+def _held(seen: Overview) -> Reasons:
+    if seen.progress.open or seen.progress.processing <= seen.expired:
         return
-    text = f"All rows left are held, by {listed([f'{one.name} ({one.rows:,})' for one in seen.holders])}"
+    holders = listed([f"{one.name} ({one.rows:,})" for one in seen.holders])
+    end = ""
     if seen.next_free is not None and seen.next_free > seen.now:
-        text += f"; the next lease ends in {format_duration(seen.next_free - seen.now)}"
-    yield checks.Warning(f"{text}.")
+        end = f"; the next lease ends in {format_duration(seen.next_free - seen.now)}"
+    yield checks.Warning(f"All rows left are held, by {holders}{end}.")
 
 
-def _nobody_works(seen: Overview) -> Iterator[checks.CheckMessage]:
-    label = seen.model._meta.label
-    if not seen.due:
-        return
-    if handler_for(seen.model) is None:
-        yield checks.Warning(
-            f"{label} has no handler, so no worker can serve it.",
-            f"Write one with @handler({seen.model.__name__}) in the claims.py of an installed app, unless people or"
-            " your own code claim the rows.",
-        )
-        return
-    if seen.living:
-        return
-    last = max((worker.seen_at for worker in seen.workers), default=None)
-    idle = f"{_rows(seen, seen.due, Status.OPEN)} due, and no worker for {label} is alive"
-    since = (
-        "" if last is None else f"; the last one reported {format_duration(seen.now - last)} ago"
-    )
-    yield checks.Warning(f"{idle}{since}.", f"manage.py claimworker {label}")
-
-
-def _refused(seen: Overview) -> Iterator[checks.CheckMessage]:
-    """Repeat that workers report rows that nobody can write; not everybody may see which rows."""
-    label = seen.model._meta.label
-    if not seen.due and not seen.expired:
-        return
-    reports = [worker.last_error for worker in seen.living]
-    if any(f" {label} " in report and REFUSED in report for report in reports):
-        yield checks.Warning(
-            f"The database refuses to have rows of {label} written; workers go on without them.",
-            "Their errors are in the log and in claimstatus --format json. Mend the rows, or the check or trigger.",
-        )
-
-
-def _hidden(seen: Overview) -> Iterator[checks.CheckMessage]:
-    """Rows that the worker's queryset leaves out are never claimed."""
-    found = handler_for(seen.model)
-    rows: Any = (
-        found.rows(seen.alias)
-        if found is not None
-        else seen.model._default_manager.using(seen.alias)
-    )
-    # Where open rows are too many to count, the hidden ones are too.
-    if not seen.due or not hasattr(rows, "due") or Status.OPEN in seen.estimated:
-        return
-    visible = rows.due().count()
-    if visible >= seen.due:
-        return
-    # Counted again, because rows that were claimed or added since the first count are not hidden.
-    every: Any = ClaimQuerySet(seen.model, using=seen.alias)
-    hidden = min(seen.due, every.due().count()) - visible
-    if hidden > 0:
-        by = "handler's queryset" if found is not None and found.queryset else "default manager"
-        yield checks.Warning(
-            f"The {by} hides {counted(hidden, 'due row')} of {seen.due:,}, which no worker claims.",
-            "Intended? Else give the handler queryset=… with a manager that shows them.",
-        )
-
-
-def _limited(seen: Overview) -> Iterator[checks.CheckMessage]:
-    """Rows of a key that has used up its limit wait for those that run."""
-    if not seen.due or {Status.OPEN, Status.PROCESSING} & seen.estimated:
-        return
-    try:
-        full = at_their_limit(ClaimTarget.of(seen.model, seen.alias))
-    except ValueError as error:
-        yield checks.Error(str(error), "Until the handler names a column, nothing is claimed.")
-        return
-    rows: Any = ClaimQuerySet(seen.model, using=seen.alias)
-    blocked = rows.due().filter(full).count() if full else 0
-    if not blocked:
-        return
-    names = listed([limit.field.name for limit in limits_over(seen.model)])
-    yield checks.Warning(
-        f"{counted(blocked, 'due row')} kept back by a limit per key ({names}): other rows of the same key are running"
-        " or, with serial_by, stand before them.",
-        "They follow as those end; a row of a serial key that has failed needs a reset.",
-    )
-
-
-def _full(seen: Overview) -> Iterator[checks.CheckMessage]:
-    """As many rows run as may run at once, over all workers."""
-    most = [limits.max_running for limits in seen.limits if limits.max_running is not None]
-    if seen.due and most and seen.progress.processing >= min(most):
-        yield checks.Warning(
-            f"{seen.progress.processing:,} rows are running, and no more than {min(most):,} may at once.",
-            f"Others follow as those end; manage.py claimlimit {seen.model._meta.label} --max-running changes it.",
-        )
-
-
-def _set_aside(seen: Overview) -> Iterator[checks.CheckMessage]:
-    if seen.progress.paused:
-        yield checks.Warning(
-            f"{_rows(seen, seen.progress.paused, Status.PAUSED)} set aside (status paused).",
-            f"manage.py claimreset {seen.model._meta.label} --paused",
-        )
-
-
-def _failed(seen: Overview) -> Iterator[checks.CheckMessage]:
-    if seen.progress.failed:
-        rows, errors = _rows(seen, seen.progress.failed, Status.FAILED), _most_frequent_errors(seen)
-        yield checks.Warning(
-            f"{rows} failed, until somebody resets them{': ' if errors else ''}{errors}.",
-            f"manage.py claimreset {seen.model._meta.label}",
-        )
+def _ended(seen: Overview) -> Reasons:
+    """Rows that somebody has to open again, and whether any others are left."""
+    progress, label = seen.progress, seen.model._meta.label
+    if progress.paused:
+        rows = _rows(seen, progress.paused, Status.PAUSED)
+        command = f"manage.py claimreset {label} --paused"
+        yield checks.Warning(f"{rows} set aside (status paused).", command)
+    if progress.failed:
+        rows, errors = _rows(seen, progress.failed, Status.FAILED), _most_frequent_errors(seen)
+        text = f"{rows} failed, until somebody resets them{': ' if errors else ''}{errors}."
+        yield checks.Warning(text, f"manage.py claimreset {label}")
+    if not progress.total:
+        yield checks.Info("There is nothing to do: the table is empty.")
+    elif not progress.left:
+        of = "" if seen.estimated else f" of {progress.total:,}"
+        rows = _rows(seen, progress.finished, Status.COMPLETE)
+        yield checks.Info(f"There is nothing to do: {rows}{of} finished.")
 
 
 def _most_frequent_errors(seen: Overview) -> str:
@@ -223,35 +223,6 @@ def _most_frequent_errors(seen: Overview) -> str:
     rows: Any = ClaimQuerySet(seen.model, using=seen.alias).failed().order_by()
     counts = rows.values_list(field.name).annotate(n=Count("*")).order_by("-n")[:3]
     return listed([f"{number:,} × {name or 'no class'}" for name, number in counts])
-
-
-def _nothing_to_do(seen: Overview) -> Iterator[checks.CheckMessage]:
-    progress = seen.progress
-    if progress.open or progress.processing:
-        return
-    if not progress.total:
-        yield checks.Info("There is nothing to do: the table is empty.")
-        return
-    of = "" if seen.estimated else f" of {progress.total:,}"
-    rows = _rows(seen, progress.finished, Status.COMPLETE)
-    yield checks.Info(f"There is nothing to do: {rows}{of} finished.")
-
-
-REASONS = (
-    _paused,
-    _throttled,
-    _expired,
-    _waiting,
-    _held,
-    _nobody_works,
-    _refused,
-    _hidden,
-    _limited,
-    _full,
-    _set_aside,
-    _failed,
-    _nothing_to_do,
-)
 
 
 # Rows in combinations of claim columns that no verb leaves behind
@@ -265,7 +236,7 @@ EMPTY = {
 }
 
 
-def contradictions(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
+def contradictions(model: type[models.Model], alias: str) -> Reasons:
     """Yield how many rows of *model* contradict themselves, and what corrects them; reads every row once."""
     columns, quote = claim_columns(model), connections[alias].ops.quote_name
     status, expiry = columns.status.name, columns.expires_at.name
