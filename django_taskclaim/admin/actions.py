@@ -144,10 +144,8 @@ class ClaimActions(OperatePermission):
         query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()}) + "#"
         for action in ROW_ACTIONS if self.has_operate_permission(request) else ():
             if action.of_all:
-                yield {
-                    "title": action.label,
-                    "path": self.claim_address("claim", action.slug) + query,
-                }
+                where = self.claim_address("claim", action.slug)
+                yield {"title": action.label, "path": where + query}
 
     def claim_model_buttons(self, request: HttpRequest, pauses: Iterable[Switch]) -> Buttons:
         """Yield the buttons that lead to the switch of the model, and to its control room."""
@@ -240,7 +238,7 @@ def _of_list(action: Action) -> Callable[..., HttpResponseBase | None]:
     @admin.action(permissions=["operate"], description=label)
     def run(model_admin: ClaimActions, request: HttpRequest, rows: Any) -> HttpResponseBase | None:
         sent = {name: request.POST.getlist(name) for name in SENT}
-        asks = action.confirm or sent["select_across"] == ["1"]
+        asks = action.takes(Status.PROCESSING) or sent["select_across"] == ["1"]
         if asks or CONFIRMED in request.POST:
             return model_admin.claim_act(request, action, claims_of(rows), hidden=sent)
         run_action(request, action, claims_of(rows), model_admin=model_admin)
@@ -306,8 +304,8 @@ class Work:
         """Yield the keys of all rows that the action changes, in their order, a chunk at a time."""
         # The others, where they are quickly counted.
         if (states := states_of(self.rows)).total() <= MOST:
-            others = states - states_of(self.chosen)
-            self.left.update({str(STATES[state]): n for state, n in sorted(others.items())})
+            others = sorted(states.keys() - self.action.states_of(self.named))
+            self.left.update({str(STATES[state]): states[state] for state in others})
         left, size = self.chosen.order_by("pk"), int(conf.setting("CHUNK_SIZE"))
         while part := list(left.values_list("pk", flat=True)[:size]):
             yield part

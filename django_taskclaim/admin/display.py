@@ -19,7 +19,6 @@ from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.permissions import Base
 from django_taskclaim.columns import claim_columns, source_key_text
-from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.control.reading import history
 from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
 from django_taskclaim.formatting import format_duration
@@ -31,8 +30,8 @@ from django_taskclaim.templatetags.taskclaim_admin import holder_text, number
 #: So much of an error's text stands in a list.
 GLIMPSE = 90
 
-#: Open, but not due yet.
-WAITING = "waiting"
+#: Open, but not due yet; and running with a lease that has ended.
+WAITING, EXPIRED = "waiting", "expired"
 
 #: The words on the pills.
 STATES: Mapping[str, Any] = {

@@ -14,9 +14,8 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_taskclaim.admin.display import STATES, WAITING
+from django_taskclaim.admin.display import EXPIRED, STATES, WAITING
 from django_taskclaim.columns import ClaimColumns, claim_columns
-from django_taskclaim.control.actions import EXPIRED
 from django_taskclaim.db import dialect_for
 from django_taskclaim.querysets.scope import is_expired, is_waiting
 from django_taskclaim.states import WORKER_MARK, Status

@@ -14,9 +14,6 @@ from django_taskclaim.states import Status
 
 Text = str | Promise
 
-#: Running rows whose lease has ended, where they are counted apart from the other running ones.
-EXPIRED = "expired"
-
 #: The rows of a state that an action changes only when it is named, and what its verb calls them.
 NAMED: dict[str, str] = {Status.PROCESSING: "running", Status.COMPLETE: "complete"}
 
@@ -41,8 +38,6 @@ class Action:
     verb: Callable[..., Any]
     #: Whether the reason is stored in the rows, as their error.
     stores_reason: bool = False
-    #: Whether it is asked about even where it is done to single rows, because it takes rows from somebody.
-    confirm: bool = False
     #: Whether it has a button for all rows of a model.
     of_all: bool = False
 
@@ -50,16 +45,14 @@ class Action:
         """Say whether it changes rows of this state, be it only when they are named."""
         return status in self.states or NAMED.get(status) in self.named
 
-    def chosen(
-        self, rows: ClaimQuerySet[Any], named: Iterable[str] = (), **values: object
-    ) -> ClaimQuerySet[Any]:
-        """Return those of *rows* that it changes, where columns have these *values*."""
-        rows = rows.filter(**values)
-        if EXPIRED in self.states:
-            return rows.expired()
-        more = {state for state, name in NAMED.items() if name in named}
+    def states_of(self, named: Iterable[str]) -> set[str]:
+        """Return the states of rows that it changes, where these states are *named*."""
+        return {*self.states, *(state for state, name in NAMED.items() if name in named)}
+
+    def chosen(self, rows: ClaimQuerySet[Any], named: Iterable[str] = ()) -> ClaimQuerySet[Any]:
+        """Return those of *rows* that it changes."""
         status = claim_columns(rows.model).status.name
-        return rows.filter(**{f"{status}__in": [*self.states, *more]})
+        return rows.filter(**{f"{status}__in": self.states_of(named)})
 
     def run(
         self, rows: ClaimQuerySet[Any], named: Iterable[str] = (), reason: str = "", **options: Any
@@ -101,7 +94,6 @@ RESET = Action(
     states=frozenset({Status.FAILED}),
     named=("running", "complete"),
     verb=ClaimQuerySet.reset,
-    confirm=True,
 )
 PAUSE_ROWS = Action(
     name="pause rows",
@@ -127,18 +119,6 @@ RESUME_ROWS = Action(
     states=frozenset({Status.PAUSED}),
     verb=ClaimQuerySet.resume_rows,
 )
-RELEASE_EXPIRED = Action(
-    name="release expired",
-    slug="release-expired",
-    label=gettext_lazy("Release expired rows"),
-    sentence=gettext_lazy(
-        "Rows whose lease has ended are put back, as workers do every few seconds."
-    ),
-    done=gettext_lazy("put back"),
-    states=frozenset({EXPIRED}),
-    verb=ClaimQuerySet.release_expired,
-    of_all=True,
-)
 RELEASE = Action(
     name="release",
     slug="release",
@@ -148,7 +128,6 @@ RELEASE = Action(
     done=gettext_lazy("released"),
     states=frozenset({Status.PROCESSING}),
     verb=ClaimQuerySet.take_back,
-    confirm=True,
 )
 FAIL = Action(
     name="fail",
@@ -161,11 +140,10 @@ FAIL = Action(
     named=("running", "complete"),
     verb=ClaimQuerySet.fail_rows,
     stores_reason=True,
-    confirm=True,
 )
 
 #: What can be done to rows from the admin, in the order of its menu.
-ROW_ACTIONS = (RESET_FAILED, RESET, PAUSE_ROWS, RESUME_ROWS, RELEASE_EXPIRED, RELEASE, FAIL)
+ROW_ACTIONS = (RESET_FAILED, RESET, PAUSE_ROWS, RESUME_ROWS, RELEASE, FAIL)
 
 PRUNE = Action(
     name="prune",

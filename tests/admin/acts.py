@@ -74,7 +74,9 @@ def acts_of(action: Action) -> Iterator[Act]:
     own = "claim_" + slug.replace("-", "_")
     always = {NAMED[state]: "on" for state in action.states if state in NAMED}
     for name in ("", *action.named):
-        typed = (WHY if action.confirm else {}) | always | ({name: "on"} if name else {})
+        typed = (
+            (WHY if action.takes("processing") else {}) | always | ({name: "on"} if name else {})
+        )
         more = {kind: end for state in KINDS if NAMED.get(state) == name for kind in KINDS[state]}
         where = lambda rows: address(Photo)  # noqa: E731
         yield Act(f"{own} {name}", where, typed, chosen | more, action.name, action=own)
@@ -113,7 +115,6 @@ KINDS = {
     "open": ("open", "waiting"),
     "paused": ("paused",),
     "processing": ("processing", "expired"),
-    "expired": ("expired",),
     "failed": ("failed",),
     "complete": ("complete",),
 }
@@ -122,7 +123,6 @@ ENDS = {
     "reset": "open",
     "pause rows": "paused",
     "resume rows": "open",
-    "release expired": "open",
     "release": "open",
     "fail": "failed",
 }
