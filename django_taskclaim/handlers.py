@@ -35,7 +35,7 @@ from django_taskclaim.policy import (
     policy_for,
 )
 from django_taskclaim.querysets.completing import checked_results
-from django_taskclaim.querysets.scope import Rows, refuse_unclaimable, refuse_unknown_order
+from django_taskclaim.querysets.scope import Rows, refuse_unclaimable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -269,8 +269,8 @@ def _register(
     checked_results(model, new.update_fields)
     if new.queryset is not None:
         refuse_unclaimable(new.queryset)
-    if new.order_by:
-        refuse_unknown_order(model, new.order_by)
+    # Django refuses names that it does not know.
+    models.QuerySet(model).order_by(*new.order_by)
     if new.counts_by_column:
         limits_of_policy(model, new)
     for mistake in _mistakes(new):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import FieldError, ImproperlyConfigured
 
 from django_taskclaim import handler
 from django_taskclaim.handlers import handler_for, unregister
@@ -57,7 +57,7 @@ class Asynchronous:
         ({}, no_row, TypeError, "one row"),
         ({"batch": True}, no_row, TypeError, "list of rows"),
         ({"order_by": "url"}, plain, ValueError, "order_by"),
-        ({"order_by": ["no_such_column"]}, plain, ValueError, "order_by"),
+        ({"order_by": ["no_such_column"]}, plain, FieldError, "no_such_column"),
         ({"batch_size": 0}, plain, ValueError, "batch_size"),
         ({"max_attempts": 0}, plain, ValueError, "max_attempts"),
         ({"missing_source": "skip"}, plain, ValueError, "missing_source"),

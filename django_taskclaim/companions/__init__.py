@@ -64,26 +64,21 @@ else:
 LOADED_AT_ONCE = 400
 
 
-def load_sources(rows: Sequence[Any]) -> list[Any]:
-    """Load the sources of companions, one query for hundreds, and return the rows whose source is gone.
+def load_sources(rows: Sequence[Any]) -> list[Bad[Any]]:
+    """Load the sources of companions, one query for hundreds; return those that cannot be read, each with the error.
 
     Afterwards ``row.source`` of the others asks no database. All rows must be of one model and database.
     """
-    gone: list[Any] = []
-    for start in range(0, len(rows), LOADED_AT_ONCE):
-        part = rows[start : start + LOADED_AT_ONCE]
-        link = source_link(type(part[0]))
-        gone += link.load(part, link.alias_beside(part[0]._state.db))
-    return gone
-
-
-def load_readable_sources(rows: Sequence[Any]) -> list[Bad[Any]]:
-    """Do what ``load_sources`` does, and return the rows whose source cannot be read, each with the error."""
     if not rows:
         return []
     link = source_link(type(rows[0]))
     using = link.alias_beside(rows[0]._state.db)
-    return isolate_unreadable(rows, load_sources, models.QuerySet(link.source, using=using))
+
+    def load(part: Sequence[Any]) -> None:
+        for start in range(0, len(part), LOADED_AT_ONCE):
+            link.load(part[start : start + LOADED_AT_ONCE], using)
+
+    return isolate_unreadable(rows, load, models.QuerySet(link.source, using=using))
 
 
 def hand_out(row: Any) -> Any:

@@ -281,8 +281,9 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
         if not is_of_writing and not is_unreadable(call.queryset, error):
             raise error
         rows = _claim(again)
-        if is_of_writing:
-            refused.end(error, rows or again.unreadable)
+        has_claimed = rows or again.unreadable
+        if is_of_writing and not has_claimed and (refused.is_full or not refused.found):
+            raise error
     except BaseException:
         if call.autocommits and not isinstance(error, AWAY):
             # The rows of the first try go back. If that fails too, they return when their leases end.

@@ -122,9 +122,8 @@ def read_again(queryset: Rows, target: ClaimTarget, keys: list[models.Model]) ->
     missing = [key for key in keys if key not in by_key]
     if missing:
         # … or not at all, if the joined row is gone. The row is claimed all the same, and read without joins.
-        for row in (
-            _fresh_like(queryset).select_related(None).using(target.alias).filter(**{path: missing})
-        ):
+        unjoined = type(queryset)(queryset.model, using=target.alias)
+        for row in unjoined.filter(**{path: missing}):
             by_key[target.columns.key_of(row)] = row
     found = list(by_key.values()) if queryset.query.order_by else [by_key[key] for key in keys]
     prefetch(queryset, found)
@@ -133,22 +132,9 @@ def read_again(queryset: Rows, target: ClaimTarget, keys: list[models.Model]) ->
 
 def like(queryset: Rows, target: ClaimTarget) -> Rows:
     """Return the rows of the whole table, read as *queryset* reads them but for its prefetches."""
-    if queryset.query.annotations or queryset.query.extra:
-        rows = queryset.order_by()
-        rows.query.where = WhereNode()
-    else:
-        rows = _fresh_like(queryset)
-    return rows.using(target.alias).prefetch_related(None)
-
-
-def _fresh_like(queryset: Rows) -> Rows:
-    """Return an unfiltered queryset of the same class with the same columns and joins."""
-    fresh = type(queryset)(queryset.model, using=queryset.db).order_by()
-    fresh.query.select_related = queryset.query.select_related
-    fresh.query.deferred_loading = queryset.query.deferred_loading
-    if hasattr(queryset, "_fetch_mode"):
-        vars(fresh)["_fetch_mode"] = queryset._fetch_mode
-    return fresh
+    rows = queryset.using(target.alias).order_by().prefetch_related(None)
+    rows.query.where = WhereNode()
+    return rows
 
 
 # Rows that somebody holds already, with their claims

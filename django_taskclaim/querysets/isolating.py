@@ -83,7 +83,6 @@ class RefusedRows:
         self.found: list[Bad[Key]] = []
         #: The keys that the last call of ``send`` has left out.
         self.left: Sequence[Key] = ()
-        self._known = 0
 
     @property
     def is_full(self) -> bool:
@@ -123,12 +122,6 @@ class RefusedRows:
             dialect.run(sql("UPDATE {} SET {} WHERE 1 = 0", table.name, SQL.join(", ", same)))
             dialect.fetch(sql("SELECT {} FROM {} WHERE 1 = 0", names, table.name))
         return True
-
-    def end(self, error: Exception, written: object) -> None:
-        """Raise *error* unless rows were *written*, or a few that are refused were found since the last call."""
-        new, self._known = len(self.found) - self._known, len(self.found)
-        if not written and (not new or self.is_full):
-            raise error
 
 
 def _remember(target: ClaimTarget, key: Key, error: Exception) -> None:

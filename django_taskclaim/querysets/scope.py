@@ -6,8 +6,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Final, cast
 
-from django.core.exceptions import FieldError
-from django.db import DatabaseError, connections, models, router
+from django.db import DatabaseError, connections, models
 from django.db.models import Q
 from django.db.models.query import ModelIterable
 from django.db.models.sql.where import AND
@@ -243,15 +242,6 @@ def in_policy_order(queryset: Rows) -> Rows:
     # A queryset without an order of its own has nothing that ``reverse()`` could turn round.
     ordered.query.standard_ordering = True
     return ordered
-
-
-def refuse_unknown_order(model: type[models.Model], order: Sequence[Any]) -> None:
-    """Raise ValueError in one sentence for an *order* that rows of *model* cannot be sorted by."""
-    try:
-        query = models.QuerySet(model).order_by(*order).query
-        query.get_compiler(using=router.db_for_write(model)).as_sql()
-    except (FieldError, TypeError) as error:
-        raise ValueError(f"order_by cannot sort {model.__name__}: {error}") from error
 
 
 def in_claim_order(rows: Rows, queryset: Rows, target: Target) -> Rows:

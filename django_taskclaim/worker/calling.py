@@ -22,7 +22,7 @@ from django_taskclaim.columns import (
     is_companion,
     source_link,
 )
-from django_taskclaim.companions import hand_out, load_readable_sources
+from django_taskclaim.companions import hand_out, load_sources
 from django_taskclaim.completion import Clear, Mark
 from django_taskclaim.connecting import begin_handler, ensure_usable
 from django_taskclaim.db import dialect_for
@@ -63,7 +63,7 @@ def prepare(handler: Handler, rows: Sequence[object]) -> list[Any]:
 
     That is the sources of companions, all in one query; a row whose source cannot be read fails with the error.
     """
-    unreadable = load_readable_sources(rows) if handler.needs_source else []
+    unreadable = load_sources(rows) if handler.needs_source else []
     if unreadable:
         fail_unreadable(unreadable)
     failed = {id(row) for row, _ in unreadable}

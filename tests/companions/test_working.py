@@ -9,7 +9,7 @@ from django.db import connections, transaction
 from django.db.models.signals import post_init
 from django.test.utils import CaptureQueriesContext
 
-from django_taskclaim.companions import companion_of, load_sources
+from django_taskclaim.companions import companion_of, lacks_source, load_sources
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost, SourceGone
 from django_taskclaim.signals import rows_claimed
 from django_taskclaim.testing import run_due
@@ -61,7 +61,7 @@ def test_the_sources_of_a_batch_are_loaded_in_one_query_from_their_database() ->
     with CaptureQueriesContext(connections["other"]) as queries:
         assert load_sources(rows) == []
         assert [row.source.title for row in rows] == list("01234")
-    assert len(queries) == 1
+    assert sum("SELECT" in query["sql"] for query in queries) == 1
 
 
 def test_a_batch_handler_answers_by_the_keys_of_its_sources(handled: Handled) -> None:
@@ -153,7 +153,8 @@ def test_a_source_that_is_gone_fails_its_row_or_completes_it() -> None:
     PageTask.objects.create(source_id="gone")
     PageTask.objects.populate(Page.objects.all())
     rows = PageTask.objects.select_related("source").claim_batch(5)
-    assert [row.source_id for row in load_sources(rows)] == ["gone"]
+    assert load_sources(rows) == []
+    assert [row.source_id for row in rows if lacks_source(row)] == ["gone"]
     PageTask.objects.release(rows)
     assert run_due(PageTask).completed == 2
     failed = PageTask.objects.failed().get()
