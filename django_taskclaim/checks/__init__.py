@@ -29,14 +29,13 @@ E072      a model of ranges and its source are written to different databases
 E073      a model of ranges inherits from another table
 E074      nothing tells when a growing source has all rows of a range, or ``plan_ahead`` is no number of rows
 W001      SQLite transactions do not begin IMMEDIATE
-W002      OPTIONS ask for an isolation level under which handlers' transactions fail each other
 W003      a lease is so short that renewals cannot keep up, or so long that a dead worker's rows stay stuck
 W009      an atomic handler may hold up all other writers for longer than a quarter of its lease
 W051      rows are deleted past Django, which would follow relations or call receivers
-E101–E106 asked of the server, with ``--database`` only: it is too old for the claims (E101), a table has no
-          transactions (E102), the binary log holds statements (E103), holders are not compared exactly (E104),
-          the default isolation makes claims fail each other (E105), it cannot be written to (E106)
-W108      a Galera cluster (MariaDB)
+E101–E105 asked of the server, with ``--database`` only: it is too old for the claims (E101), a table has no
+          transactions (E102), holders are not compared exactly (E103), the default isolation makes claims fail
+          each other (E104), it cannot be written to (E105)
+W102      a Galera cluster (MariaDB)
 ========= ====================================================================================================
 
 The ids are written ``taskclaim.E001``. Those from E101 on touch the database, so Django runs them for
@@ -117,7 +116,7 @@ def check_hooks() -> Iterator[CheckMessage]:
 
 
 def check_databases() -> Iterator[CheckMessage]:
-    """E006 to E008, E012, E016, W001 and W002, which the settings alone show; no connection is opened."""
+    """E006 to E008, E012, E016 and W001, which the settings alone show; no connection is opened."""
     sound = _sound_models()
     for alias, label in product(places_of(None, sound), OUR_APPS):
         if label in apps.app_configs and not router.allow_migrate(alias, label):

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 from django.core.checks import CheckMessage
-from django.db import DatabaseError, NotSupportedError
 
 from django_taskclaim.db.mysql import is_mariadb, restoring_setting
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
@@ -29,9 +28,6 @@ EXACT = ("_nopad_bin", "_0900_bin", "binary")
 
 #: The names of the column with the seconds that a replica is behind.
 BEHIND = ("seconds_behind_source", "seconds_behind_master")
-
-#: ER_ACCESS_DENIED_ERROR and ER_SPECIFIC_ACCESS_DENIED_ERROR
-DENIED = {1045, 1227}
 
 
 class MySQLServer(Server):
@@ -96,15 +92,6 @@ class MySQLServer(Server):
                     self.alias, "client_flag", f"{flags} | MySQLdb.constants.CLIENT.FOUND_ROWS"
                 ),
             )
-        asked = options.get("isolation_level", "read committed")
-        if str(asked).lower() != "read committed":
-            level = "the server's own level" if asked is None else str(asked).upper()
-            yield message(
-                "W002",
-                f"The database {self.alias!r} runs transactions at {level}: claims set READ COMMITTED for"
-                " themselves, but a handler's own transactions take gap locks, read stale rows and deadlock more.",
-                option_hint(self.alias, "isolation_level", '"read committed"'),
-            )
 
     def server_faults(self, tables: Sequence[Table]) -> Iterator[CheckMessage]:
         if not self.connection.features.has_select_for_update_skip_locked:
@@ -115,7 +102,13 @@ class MySQLServer(Server):
                 " reaper need.",
                 "Use MySQL 8.0.1 or newer, or MariaDB 10.6 or newer.",
             )
-        yield from self._replication_faults()
+        if self.ask("SHOW SESSION VARIABLES WHERE Variable_name = 'wsrep_on' AND Value = 'ON'"):
+            yield message(
+                "W102",
+                f"The database {self.alias!r} is a Galera cluster: row locks hold on one node only, so"
+                " claims sent to several nodes end in certification failures.",
+                "Send all workers to one node.",
+            )
         for table in tables:
             yield from self._table_faults(table)
 
@@ -123,24 +116,6 @@ class MySQLServer(Server):
     def _version(self) -> tuple[int, ...]:
         version: tuple[int, ...] = self.connection.mysql_version  # type: ignore[attr-defined]  # of Django's MySQL only
         return version
-
-    def _replication_faults(self) -> Iterator[CheckMessage]:
-        names = "'log_bin', 'binlog_format', 'wsrep_on'"
-        found = dict(self.ask(f"SHOW SESSION VARIABLES WHERE Variable_name IN ({names})"))
-        if found.get("log_bin") == "ON" and found.get("binlog_format") == "STATEMENT":
-            yield message(
-                "E103",
-                f"The database {self.alias!r} writes its binary log as statements, and so refuses or"
-                " replicates wrongly what SKIP LOCKED and LIMIT chose.",
-                "SET PERSIST binlog_format = 'ROW'  -- or binlog_format = ROW in the server's configuration",
-            )
-        if found.get("wsrep_on") == "ON":
-            yield message(
-                "W108",
-                f"The database {self.alias!r} is a Galera cluster: row locks hold on one node only, so"
-                " claims sent to several nodes end in certification failures.",
-                "Send all workers to one node.",
-            )
 
     def _table_faults(self, table: Table) -> Iterator[CheckMessage]:
         field = table.columns.claimed_by
@@ -163,7 +138,7 @@ class MySQLServer(Server):
         if collation and not collation.endswith(EXACT):
             meant = field.db_parameters(self.connection)
             yield message(
-                "E104",
+                "E103",
                 f"Holders in {field.model._meta.db_table}.{field.column} are compared by {collation}, which takes"
                 " different names for the same (user:Bob for user:bob, or one with a space at its end).",
                 f"ALTER TABLE {quoted} MODIFY {real_name(table.column(field))} {meant['type']} CHARACTER SET utf8mb4"
@@ -183,23 +158,13 @@ ORDER BY trx_started LIMIT 1
     # Health
 
     def own_lag(self) -> timedelta | None:
-        try:
-            lags = self._lags()
-        except DatabaseError as error:
-            if error.args[0] not in DENIED:
-                raise
-            # The server names the privilege.
-            raise NotSupportedError(f"The database {self.alias!r}: {error.args[-1]}") from error
-        if not lags:
-            raise NoReplica(self.alias)
-        known = [lag for lag in lags if lag is not None]
-        return timedelta(seconds=max(known)) if len(known) == len(lags) else None
-
-    def _lags(self) -> list[int | None]:
-        """Return the lag in seconds of each source that this replica follows, None where it has stopped."""
         question = "SHOW REPLICA STATUS" if self._version >= (8, 0, 22) else "SHOW SLAVE STATUS"
         rows = self._named_rows("SHOW ALL SLAVES STATUS" if self._is_mariadb else question)
-        return [next(row[name] for name in BEHIND if name in row) for row in rows]
+        # Of each source in seconds; NULL where it is not followed any more.
+        lags = [next(row[name] for name in BEHIND if name in row) for row in rows]
+        if not lags:
+            raise NoReplica(self.alias)
+        return None if None in lags else timedelta(seconds=max(lags))
 
     # How long questions may take
 

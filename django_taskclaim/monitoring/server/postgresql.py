@@ -132,21 +132,6 @@ class PostgreSQLServer(Server):
 
     # Settings and versions
 
-    def configured_faults(self) -> Iterator[CheckMessage]:
-        asked = configured_isolation(self.connection)
-        if asked and "committed" not in asked:
-            yield message(
-                "W002",
-                f"The database {self.alias!r} runs transactions at {asked.upper()}: claims set READ"
-                " COMMITTED for themselves, but a handler's own transactions that meet fail with serialization errors.",
-                self._isolation_hint,
-            )
-
-    @property
-    def _isolation_hint(self) -> str:
-        line = option_hint(self.alias, "isolation_level", "IsolationLevel.READ_COMMITTED")
-        return f"{line}  # from django.db.backends.postgresql.psycopg_any"
-
     def server_faults(self, tables: Sequence[Table]) -> Iterator[CheckMessage]:
         ((isolation, read_only, standby),) = self.ask(
             "SELECT current_setting('default_transaction_isolation'),"
@@ -154,15 +139,16 @@ class PostgreSQLServer(Server):
         )
         if "committed" not in isolation and not configured_isolation(self.connection):
             yield message(
-                "E105",
+                "E104",
                 f"default_transaction_isolation of the database {self.alias!r} is {isolation!r}: two claims that meet"
                 " are an error instead of passing each other.",
-                self._isolation_hint,
+                option_hint(self.alias, "isolation_level", "IsolationLevel.READ_COMMITTED")
+                + "  # from django.db.backends.postgresql.psycopg_any",
             )
         if read_only == "on" or standby:
             why = "is a standby" if standby else "has default_transaction_read_only on"
             yield message(
-                "E106",
+                "E105",
                 f"The database {self.alias!r} {why}: no row can be claimed through it.",
                 f"Let the router's db_for_write() name the primary for the claimable models, not {self.alias!r}.",
             )
