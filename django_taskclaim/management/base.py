@@ -4,14 +4,12 @@ import argparse
 import contextlib
 import getpass
 import math
-import re
 import socket
-import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from django.apps import apps
 from django.core.checks import WARNING, CheckMessage
@@ -122,7 +120,6 @@ class ClaimCommand(BaseCommand):
         purpose, heading, more = self.help.partition("Examples:\n")
         exit_codes = "" if "Exit codes:" in more else EXIT_CODES
         parser.description, parser.epilog = purpose, f"{heading}{more}\n{exit_codes}"
-        parser.error = self._refuse  # type: ignore[method-assign]  # argparse has no hook for it
         return parser
 
     def finding_lines(self, finding: CheckMessage) -> Iterator[str]:
@@ -135,16 +132,6 @@ class ClaimCommand(BaseCommand):
             sign = self.style.SUCCESS("ok")
         yield f"{sign}  {finding.msg} ({finding.id})" if finding.id else f"{sign}  {finding.msg}"
         yield from (f"    {line}" for line in (finding.hint or "").splitlines())
-
-    def _refuse(self, message: str) -> NoReturn:
-        """Say what is wrong in one sentence, without the whole usage before it."""
-        sentence = re.sub(r"^argument (app\.\w+: )?", "", message)
-        sentence = f"{sentence[:1].upper()}{sentence[1:]}".rstrip(".")
-        sentence += "" if sentence.endswith("?") else "."
-        if not getattr(self, "_called_from_command_line", False):
-            raise CommandError(sentence, returncode=USAGE)
-        self.stderr.write(sentence)
-        sys.exit(USAGE)
 
 
 def _failure(error: Exception, where: Sequence[tuple[Model, str]]) -> CommandError:

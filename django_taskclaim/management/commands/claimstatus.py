@@ -73,9 +73,8 @@ UNDONE = "unfinished>0,failed>0"
 #: Goes up when a key of the JSON is taken away or changes its meaning; new keys come without.
 VERSION = 1
 
-# Codes of a terminal; after each picture it is as it was before.
-CLEAR, HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[H\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
-NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
+#: Tells a terminal to begin again on an empty screen.
+CLEAR = "\x1b[H\x1b[2J"
 
 PROGRESS = ("MODEL", "OPEN", "RUNNING", "COMPLETE", "FAILED", "PAUSED", "TOTAL", "DONE")
 WORKERS = ("NAME", "MODELS", "STATE", "HELD", "DONE", "FAILED", "SEEN", "UP")
@@ -187,26 +186,19 @@ class Command(ClaimCommand):
 
     def _watch(self, every: timedelta) -> None:
         speed = Speed()
-        self.stdout.write(CLEAR, ending="")
         with contextlib.suppress(KeyboardInterrupt):
             while True:
                 look = self._look(speed)
                 head = f"claimstatus every {format_duration(every)}, {format_moment(timezone.now())}. Ctrl-C ends it."
                 refused = map(self.style.ERROR, look.refusals)
-                self._draw([self.style.MIGRATE_LABEL(head), "", *self._lines(look), *refused])
+                lines = [self.style.MIGRATE_LABEL(head), "", *self._lines(look), *refused]
+                # What the screen has no room for is left out: scrolled away, it would stay above.
+                picture = "\n".join(lines[: shutil.get_terminal_size().lines - 1])
+                self.stdout.write(f"{CLEAR}{picture}")
+                self.stdout.flush()
                 for alias in {alias for _, alias in self.where}:
                     connections[alias].close_if_unusable_or_obsolete()
                 time.sleep(every.total_seconds())
-
-    def _draw(self, lines: list[str]) -> None:
-        room = shutil.get_terminal_size().lines - 1
-        if len(lines) > room:
-            hidden = len(lines) - room + 1
-            lines = [*lines[: room - 1], f"… {hidden} more lines; name fewer models, or enlarge"]
-        picture = "".join(f"{line}{REST_OF_LINE}\n" for line in lines)
-        # In one piece, and over what was there: nothing flickers.
-        self.stdout.write(f"{HOME}{NO_WRAP}{picture}{WRAP}{REST_OF_SCREEN}", ending="")
-        self.stdout.flush()
 
     def _lines(self, look: Look) -> Iterator[str]:
         """Yield what is shown."""
