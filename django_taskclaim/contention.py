@@ -20,7 +20,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
@@ -288,39 +288,36 @@ class retry_on_contention:
         return list(connections.all(initialized_only=True))
 
 
-if TYPE_CHECKING:
+def Retriable(target: T, **options: Any) -> T:
+    """Return what stands in for ``target`` and retries contention in each of its public methods.
 
-    def Retriable(target: T, **options: Any) -> T:
-        """To a type checker the proxy is its target: every method keeps its signature."""
-else:
+    Every other attribute is read from the target as it is. Generators and coroutines pass through unretried; they
+    are a TypeError with ``atomic=True``, because no transaction could cover them.
 
-    class Retriable:
-        """Stand in for ``target``, retrying contention in each of its public methods.
+    The options are those of ``retry_on_contention``, but a method manages its own transactions unless
+    ``atomic=True`` is asked for, since the target may be anything. Without ``using``, a transaction open
+    on any alias keeps errors of Django's from being retried; errors of other libraries always are.
+    """
+    return cast(T, _Proxy(target, retry_on_contention(**{"atomic": False, **options})))
 
-        Every other attribute is read from the target as it is. Generators and coroutines pass through unretried; they
-        are a TypeError with ``atomic=True``, because no transaction could cover them.
 
-        The options are those of ``retry_on_contention``, but a method manages its own transactions unless
-        ``atomic=True`` is asked for, since the target may be anything. Without ``using``, a transaction open
-        on any alias keeps errors of Django's from being retried; errors of other libraries always are.
-        """
+class _Proxy:
+    def __init__(self, target: object, retry: retry_on_contention) -> None:
+        self._target = target
+        self._retry = retry
 
-        def __init__(self, target: object, **options: Any) -> None:
-            self._target = target
-            self._retry = retry_on_contention(**{"atomic": False, **options})
+    def __getattr__(self, name: str) -> object:
+        if name in {"_target", "_retry"}:
+            # Asked while it is copied or unpickled, before it has either.
+            raise AttributeError(name)
+        value = getattr(self._target, name)
+        is_public_method = inspect.isroutine(value) and not name.startswith("_")
+        if is_public_method and (self._retry.atomic or not _does_nothing_yet(value)):
+            return self._retry(value)
+        return value
 
-        def __getattr__(self, name: str) -> object:
-            if name in {"_target", "_retry"}:
-                # Asked while it is copied or unpickled, before it has either.
-                raise AttributeError(name)
-            value = getattr(self._target, name)
-            is_public_method = inspect.isroutine(value) and not name.startswith("_")
-            if is_public_method and (self._retry.atomic or not _does_nothing_yet(value)):
-                return self._retry(value)
-            return value
-
-        def __repr__(self) -> str:
-            return f"Retriable({self._target!r})"
+    def __repr__(self) -> str:
+        return f"Retriable({self._target!r})"
 
 
 def _does_nothing_yet(function: Callable[..., object]) -> bool:

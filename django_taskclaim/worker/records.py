@@ -67,12 +67,9 @@ def changed(
 
 
 def _timing(seconds: float, ran: float | None) -> str:
-    """Return ``in 0.4 ms`` of a statement alone, else ``, 1.20 s in the handler, written in 0.4 ms``."""
-    statement = f"in {seconds * 1000:.1f} ms" if seconds else ""
-    if ran is None:
-        return f" {statement}" if statement else ""
-    worked = f"{ran:,.2f} s" if ran >= 1 else f"{ran * 1000:.1f} ms"
-    return f", {worked} in the handler" + (f", written {statement}" if statement else "")
+    handler = "" if ran is None else f", {ran:,.3f} s in the handler"
+    statement = f", {seconds * 1000:.1f} ms in the database" if seconds else ""
+    return handler + statement
 
 
 def failed(

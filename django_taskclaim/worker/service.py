@@ -121,7 +121,6 @@ class Service(threading.Thread):
         self.started = threading.Event()
         self._leave = threading.Event()
         self._limited = Limited()
-        self._has_reported = False
         #: Rows done, failed and held, as last logged.
         self._summed_up = (0, 0, 0)
         self._reapers = [
@@ -165,6 +164,8 @@ class Service(threading.Thread):
         use_own_connection(self.options.using)
         guard_connections(self.keeper.longest_lease, ours_alone=True)
         self.started.set()
+        # What is there under this name was left by a dead process that had it before.
+        self._guarded("signing on", self._sign_off)
         try:
             while not self._leave.is_set():
                 self._round()
@@ -254,7 +255,6 @@ class Service(threading.Thread):
             # Nobody else has looked, and the report says what is paused.
             self.read_switch()
         self._write_report(held)
-        self._has_reported = True
         return True
 
     def _sum_up(self) -> None:
@@ -265,8 +265,8 @@ class Service(threading.Thread):
             summary(self.options.name, self.counters, held)
 
     def _write_report(self, held: int) -> None:
-        """Write the row of the process; before its first report, a row with its name is another process's."""
-        rows = WorkerProcess.objects.using(self.options.using).filter(name=self.process)
+        """Write the row of the process."""
+        rows = WorkerProcess.objects.using(self.options.using)
         counters, refused = self.counters, refusals(None, self.options.using)
         facts: dict[str, Any] = {
             "seen_at": DatabaseNow(),
@@ -277,17 +277,16 @@ class Service(threading.Thread):
             # People see it as long as there is a row that nobody can write.
             "last_error": str(refused[-1])[:500] if refused else counters.last_error,
         }
-        if self._has_reported and rows.update(**facts):
-            return
-        facts |= {
-            "labels": ", ".join(self.options.labels),
-            "host": socket.gethostname()[:200],
-            "pid": os.getpid(),
-            "version": django_taskclaim.__version__,
-            "started_at": DatabaseNow(),
-        }
-        if not rows.update(**facts):
-            rows.create(name=self.process, **facts)
+        if not rows.filter(name=self.process).update(**facts):
+            rows.create(
+                name=self.process,
+                labels=", ".join(self.options.labels),
+                host=socket.gethostname()[:200],
+                pid=os.getpid(),
+                version=django_taskclaim.__version__,
+                started_at=DatabaseNow(),
+                **facts,
+            )
 
     def _sign_off(self) -> None:
         WorkerProcess.objects.using(self.options.using).filter(name=self.process).delete()

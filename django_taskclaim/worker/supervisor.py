@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import multiprocessing
 import pickle
 import signal
@@ -97,7 +98,7 @@ class Supervisor:
         self.children = [Child(options.named(number)) for number in range(1, options.processes + 1)]
         self._health = HealthFile(options.health_file)
         self._signals = 0
-        self._kill_at: float | None = None
+        self._kill_at = math.inf
 
     def run(self) -> int:
         """Work until the work is done or a signal says stop, and return the exit code."""
@@ -176,13 +177,10 @@ class Supervisor:
 
     def _signalled(self) -> None:
         self._signals += 1
-        grace = self.options.grace.total_seconds()
-        if self._signals == 1:
-            self._send(b"stop")
-            self._kill_at = clock() + grace + AFTER_GRACE
-        else:
-            self._send(b"now")
-            self._kill_at = min(self._kill_at or clock() + NOW_LIMIT, clock() + NOW_LIMIT)
+        is_first = self._signals == 1
+        self._send(b"stop" if is_first else b"now")
+        limit = self.options.grace.total_seconds() + AFTER_GRACE if is_first else NOW_LIMIT
+        self._kill_at = min(self._kill_at, clock() + limit)
 
     def _send(self, order: bytes) -> None:
         for child in self.children:
@@ -235,12 +233,12 @@ class Supervisor:
         logger.error("%s died %s; a new one starts in %.1f s", name, _how(code), pause)
 
     def _kill_late(self) -> None:
-        if self._kill_at is None or clock() < self._kill_at:
+        if clock() < self._kill_at:
             return
         for child in self.children:
             if child.kill():
                 logger.error("%s did not end in time and is killed", child.options.name)
-        self._kill_at = None
+        self._kill_at = math.inf
 
     def _all_over(self) -> bool:
         return all(child.over for child in self.children)
@@ -249,11 +247,8 @@ class Supervisor:
         codes = {child.code for child in self.children}
         if ExitCode.CUT_SHORT in codes:
             return ExitCode.CUT_SHORT
-        return (
-            ExitCode.WORK_LEFT
-            if ExitCode.WORK_LEFT in codes and not self._signals
-            else ExitCode.ENDED
-        )
+        is_left = ExitCode.WORK_LEFT in codes and not self._signals
+        return ExitCode.WORK_LEFT if is_left else ExitCode.ENDED
 
 
 def _how(code: int) -> str:
