@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.permissions import Base
-from django_taskclaim.columns import claim_columns, source_key_text
+from django_taskclaim.columns import claim_columns, has_ranges, is_companion, source_key_text
 from django_taskclaim.control.reading import history
 from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
 from django_taskclaim.formatting import format_duration
@@ -87,7 +87,9 @@ class RowFacts:
         self.status = str(read("status"))
         self.holder: str = read("claimed_by") or ""
         self.iteration: int = read("iteration")
+        self.claimed_at: datetime | None = read("claimed_at")
         self.expires_at: datetime | None = read("expires_at")
+        self.completed_at: datetime | None = read("completed_at")
         self.attempts: int | None = read("attempts")
         self.not_before: datetime | None = read("not_before")
         self.last_error: str = read("last_error") or ""
@@ -204,31 +206,36 @@ def summary(facts: RowFacts) -> SafeString:
     return format_html('<div class="taskclaim-told">{}</div>', spans)
 
 
-def error_in_full(facts: RowFacts) -> str:
-    """Return error class and message, with the rest of the text, the traceback, folded away."""
-    message, _newline, rest = facts.last_error.strip().partition("\n")
-    words = {"name": facts.error_class, "message": message.strip(), "rest": rest.strip("\n")}
-    return render_to_string("admin/taskclaim/error.html", words)
-
-
 #: The events of a row's history with which a claim begins; every other ends one.
 BEGINNINGS = {"claimed", "handed over", "taken over"}
 
 
-def timeline(row: models.Model, alias: str) -> str:
-    """Return the history of the row as a list, oldest first; empty where none is kept."""
-    steps, since = [], None
-    for event in history(type(row), row.pk, using=alias):
+def details(row: models.Model) -> SafeString:
+    """Return all that a page tells of a claim, and of a companion's source or a range of keys."""
+    facts, kind, since, steps = RowFacts(row), type(row), None, []
+    message, _newline, rest = facts.last_error.strip().partition("\n")
+    for event in history(kind, row.pk, using=Look.at(row).alias):
         steps.append((event, since and event.at - since))
         since = event.at if event.event in BEGINNINGS else None
-    return render_to_string("admin/taskclaim/timeline.html", {"steps": steps}) if steps else ""
+    context = {
+        "source": source_key_text(row) if is_companion(kind) else "",
+        "range": row if has_ranges(kind) else None,
+        "facts": facts,
+        "state": pill(facts.kind),
+        "held": held(facts),
+        "tried": tried(facts),
+        "message": message.strip(),
+        "rest": rest.strip("\n"),
+        "steps": steps,
+    }
+    return render_to_string("admin/taskclaim/claim.html", context)
 
 
 # As a ModelAdmin names it
 
 
 class ClaimDisplay(Base):
-    """The columns that lists and pages show of a claim, of a companion's source, and of a range of keys."""
+    """The columns that a list may show of a claim, and the field of the page that tells all of it."""
 
     @admin.display(description=gettext_lazy("state"))
     def claim_state(self, obj: models.Model) -> SafeString:
@@ -251,33 +258,11 @@ class ClaimDisplay(Base):
     def claim_error(self, obj: models.Model) -> str:
         return error_glimpse(RowFacts(obj)) or self.get_empty_value_display()
 
-    @admin.display(description=gettext_lazy("error"))
-    def claim_error_in_full(self, obj: models.Model) -> str:
-        return error_in_full(RowFacts(obj))
-
-    @admin.display(description=gettext_lazy("timeline"))
-    def claim_timeline(self, obj: models.Model) -> str:
-        return timeline(obj, Look.at(obj).alias) or self.get_empty_value_display()
-
     @admin.display(description=gettext_lazy("source key"))
     def claim_source(self, obj: models.Model) -> str:
         """Return the key of a companion's source, also where that row is gone; nothing is asked for it."""
         return source_key_text(obj) or self.get_empty_value_display()
 
-    @admin.display(description=gettext_lazy("range of keys"))
-    def claim_range(self, obj: Any) -> str:
-        """Return where a range begins and ends, and how far it is done."""
-        parts = [
-            (_("behind %(key)s"), obj.lower_key),
-            (_("up to %(key)s"), obj.upper_key),
-            (_("done up to %(key)s"), obj.checkpoint_key),
-        ]
-        words = {"done": number(obj.rows_done), "planned": number(obj.rows_planned)}
-        counted = _("%(done)s of about %(planned)s rows done") % words
-        known = [text % {"key": _key_text(key)} for text, key in parts if key is not None]
-        return ", ".join([*known, counted])
-
-
-def _key_text(key: Any) -> str:
-    # A key is no count: 4711, not 4,711.
-    return ", ".join(str(part) for part in key) if isinstance(key, tuple) else str(key)
+    @admin.display(description=gettext_lazy("details"))
+    def claim_details(self, obj: models.Model) -> SafeString:
+        return details(obj)

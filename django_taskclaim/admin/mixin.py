@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from django_taskclaim.admin.actions import CLAIM_ACTIONS, ClaimActions, alias_of
 from django_taskclaim.admin.control_room.snapshot import pause_sentence
 from django_taskclaim.admin.control_room.views import Page
-from django_taskclaim.admin.display import ClaimDisplay, Look, RowFacts
+from django_taskclaim.admin.display import ClaimDisplay, Look
 from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, order_of
 from django_taskclaim.columns import (
     LINK,
@@ -28,7 +28,6 @@ from django_taskclaim.columns import (
     has_ranges,
     is_companion,
 )
-from django_taskclaim.control.reading import is_kept
 from django_taskclaim.findings import message
 from django_taskclaim.models import Switch
 from django_taskclaim.switch import stops_of
@@ -56,17 +55,8 @@ else:
 #: What a list tells of a claim: all in one column, unless the user has named some of the others.
 IN_ONE, APART = "claim_summary", ("claim_state", "claim_holder", "claim_tries", "claim_error")
 
-#: The columns that a page shows as they are, by their roles.
-MOMENTS = ("claimed_at", "expires_at", "completed_at")
-
-#: What a page may tell of a claim beside its moments.
-PAGE_FIELDS = (
-    *APART[:3],
-    "claim_source",
-    "claim_range",
-    "claim_error_in_full",
-    "claim_timeline",
-)
+#: The field of the page that tells all of a claim.
+DETAILS = "claim_details"
 
 
 class _Tuples(ModelAdmin):
@@ -180,21 +170,18 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
         own = list(super().get_readonly_fields(request, obj))
         # With another source, a row would be done that nobody did.
         link = [LINK] if obj is not None and is_companion(self.model) else []
-        ours = [*raw_names(self.model), *link, *PAGE_FIELDS]
-        return list(dict.fromkeys([*own, *ours]))
+        return list(dict.fromkeys([*own, *raw_names(self.model), *link, DETAILS]))
 
     def get_fields(self, request: HttpRequest, obj: object = None) -> Any:
         fields = super().get_fields(request, obj)
-        ours = [*raw_names(self.model), *PAGE_FIELDS]
+        ours = [*raw_names(self.model), DETAILS]
         return fields if self.fields else [name for name in fields if name not in ours]
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> list[Any]:
-        """Return the user's parts, and behind them what a page tells of the claim and the user has not put there."""
+        """Return the user's parts, and behind them one for the claim of a row, unless the user has placed it."""
         sets: list[Any] = list(super().get_fieldsets(request, obj))
-        placed = flatten_fieldsets(sets)
-        names = [name for name in page_fields(obj) if name not in placed] if obj is not None else []
-        claim = (_("Claim"), {"fields": names, "classes": ("taskclaim-claim",)})
-        return [*sets, claim] if names else sets
+        claim = (_("Claim"), {"fields": [DETAILS], "classes": ("taskclaim-claim",)})
+        return sets if obj is None or DETAILS in flatten_fieldsets(sets) else [*sets, claim]
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> object:
         row = super().get_object(request, object_id, from_field)
@@ -233,21 +220,6 @@ def describe_pause(switch: Switch) -> str:
 def raw_names(model: type[models.Model]) -> list[str]:
     """Return the claim columns of *model* that verbs alone write."""
     return [field.name for field in claim_columns(model).guarded]
-
-
-def page_fields(row: models.Model) -> Iterator[str]:
-    """Yield what a page tells of the row's claim."""
-    columns, facts = claim_columns(type(row)), RowFacts(row)
-    if is_companion(type(row)):
-        yield "claim_source"
-    if has_ranges(type(row)):
-        yield "claim_range"
-    yield from APART[:3]
-    yield from (field.name for role in MOMENTS if (field := getattr(columns, role)) is not None)
-    if facts.error_class or facts.last_error:
-        yield "claim_error_in_full"
-    if is_kept(type(row), Look.at(row).alias):
-        yield "claim_timeline"
 
 
 def takes_source(model: type[models.Model]) -> bool:

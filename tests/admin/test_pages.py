@@ -63,9 +63,9 @@ def test_holder_lease_tries_and_error_are_shown_in_plain_words(
             assert re.search(words, page), words
         assert "Traceback" not in page
         for state, words in (
-            ("complete", "Claimed at: .*Completed at: "),
+            ("complete", "Claimed at .*Completed at "),
             ("failed", "LookupError gone"),
-            ("expired", "Claimed at: .*Expires at: "),
+            ("expired", "Claimed at .*Expires at "),
             ("waiting", r"next in \d min"),
         ):
             page = text_of(boss.get(address(Photo, "change", rows[state].pk)))
