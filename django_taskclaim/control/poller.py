@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from django.db import connections, models
 
@@ -39,8 +39,6 @@ WRITE_EVERY = 5.0
 
 #: The tables whose rows are kept as long as the setting RETENTION says.
 KEPT = (OperatorAct, ClaimEvent)
-
-Minutes: TypeAlias = "models.QuerySet[ThroughputMinute]"
 
 #: Where a model's throughput is added up that is older than that.
 EARLIER = datetime(1970, 1, 1, tzinfo=UTC)
@@ -188,36 +186,30 @@ def forget(table: Any, age: timedelta, using: str, chunk: int) -> bool:
 
 
 def compact(using: str, chunk: int) -> bool:
-    """Add up to *chunk* old minutes of single processes up in ten minutes of all, and as many that are no longer kept
-    in one row of their model, so that a sum of all never falls; True if that was all.
+    """Add up to *chunk* old minutes up in ten minutes of all processes; True if that was all.
+
+    Those older than RETENTION are added up in one row of their model, so that a sum of all never falls.
     """
-    now = database_time(using)
-    hour_ago = slot_start(now - AGE_OF_MINUTES, TEN_MINUTES)
+    dialect, now = dialect_for(connections[using]), database_time(using)
+    ended, hour_ago = now - conf.duration("RETENTION"), now - AGE_OF_MINUTES
     rows = ThroughputMinute.objects.using(using)
-    minutes = rows.filter(at__lt=hour_ago).exclude(process="")
-    ended = now - conf.duration("RETENTION")
-    tens = rows.filter(process="", at__lt=ended, at__gt=EARLIER)
-    whole = _add_up(minutes, lambda at: slot_start(at, TEN_MINUTES), using, chunk)
-    return _add_up(tens, lambda _at: EARLIER, using, chunk) and whole
-
-
-def _add_up(old: Minutes, place: Callable[[datetime], datetime], using: str, chunk: int) -> bool:
-    """Add up to *chunk* of the *old* rows to those at their *place*; True if that was all."""
-    dialect = dialect_for(connections[using])
-    rows = ThroughputMinute.objects.using(using)
+    is_kept = models.Q(process="", at__gte=ended)
+    old = rows.filter(~is_kept, at__lt=slot_start(hour_ago, TEN_MINUTES), at__gt=EARLIER)
     # Another process may be at it; the leases of this one do not wait for that.
     with dialect.own_transaction(), dialect.limit_lock_wait(1):
-        added = list(old.select_for_update().order_by("at", "id")[:chunk])
+        minutes = list(old.select_for_update().order_by("at", "id")[:chunk])
         together: dict[Any, list[ThroughputMinute]] = {}
-        for minute in added:
-            together.setdefault((minute.model, place(as_utc(minute.at))), []).append(minute)
+        for minute in minutes:
+            at = as_utc(minute.at)
+            place = minute.model, EARLIER if at < ended else slot_start(at, TEN_MINUTES)
+            together.setdefault(place, []).append(minute)
         for (model, at), same in together.items():
             known = rows.select_for_update().filter(model=model, at=at, process="").first()
             slot = known or ThroughputMinute(model=model, at=at)
             _take_in(slot, same)
             slot.save(using=using)
-        rows.filter(pk__in=[minute.pk for minute in added])._raw_delete(using)
-    return len(added) < chunk
+        rows.filter(pk__in=[minute.pk for minute in minutes])._raw_delete(using)
+    return len(minutes) < chunk
 
 
 def _take_in(slot: ThroughputMinute, minutes: Iterable[ThroughputMinute]) -> None:
