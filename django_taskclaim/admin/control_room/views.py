@@ -30,7 +30,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_taskclaim import conf
 from django_taskclaim.admin.actions import claims_of, run_action
 from django_taskclaim.admin.confirming import Crumb, ask_to_turn, confirm
-from django_taskclaim.admin.control_room.charts import charts
+from django_taskclaim.admin.control_room.charts import chart
 from django_taskclaim.admin.control_room.failures import (
     GROUPS,
     Group,
@@ -256,7 +256,13 @@ class Page:
             "segments": segments(seen.progress) if seen else [],
             "outcome": outcome(self.model),
             "forecast": forecast(seen, known.hour or [], known.day or []),
-            "charts": charts(known.hour, known.day, known.marks),
+            "charts": [
+                (name, title, slots is None, chart(slots or [], known.marks))
+                for name, title, slots in (
+                    ("hour", _("Last hour"), known.hour),
+                    ("day", _("Last 24 hours"), known.day),
+                )
+            ],
             "workers": worker_lines(known, sees_all=sees_all),
             "failures": [
                 (group, [(name_of(row), self.row_url(row.key)) for row in group.samples])
