@@ -241,22 +241,10 @@ class ClaimDisplay(Base):
     def claim_state(self, obj: models.Model) -> SafeString:
         return pill(RowFacts(obj).kind)
 
-    @admin.display(description=gettext_lazy("holder"))
-    def claim_holder(self, obj: models.Model) -> str:
-        return held(RowFacts(obj)) or self.get_empty_value_display()
-
-    @admin.display(description=gettext_lazy("tries"))
-    def claim_tries(self, obj: models.Model) -> str:
-        return tried(RowFacts(obj)) or self.get_empty_value_display()
-
     @admin.display(description=gettext_lazy("claim"))
     def claim_summary(self, obj: models.Model) -> SafeString:
         """State, holder, tries and error in one column."""
         return summary(RowFacts(obj))
-
-    @admin.display(description=gettext_lazy("error"))
-    def claim_error(self, obj: models.Model) -> str:
-        return error_glimpse(RowFacts(obj)) or self.get_empty_value_display()
 
     @admin.display(description=gettext_lazy("source key"))
     def claim_source(self, obj: models.Model) -> str:

@@ -52,8 +52,8 @@ else:
             " and add 'admin_actions' to INSTALLED_APPS, before 'django.contrib.admin'."
         ) from error
 
-#: What a list tells of a claim: all in one column, unless the user has named some of the others.
-IN_ONE, APART = "claim_summary", ("claim_state", "claim_holder", "claim_tries", "claim_error")
+#: What a list tells of a claim: all in one column, unless the user has named the one that shows the state alone.
+SUMMARY, STATE = "claim_summary", "claim_state"
 
 #: The field of the page that tells all of a claim.
 DETAILS = "claim_details"
@@ -110,11 +110,11 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
     # The list
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
-        """Return the user's columns, with the claim in one column beside the first unless they name its columns."""
+        """Return the user's columns, with that of the claim beside the first unless they name it, or its state."""
         # The column of buttons comes last, and only for those who may press them.
         shown = [one for one in super().get_list_display(request) if one != "actions_holder"]
-        if {IN_ONE, *APART}.isdisjoint(shown):
-            shown.insert(1, IN_ONE)
+        if {SUMMARY, STATE}.isdisjoint(shown):
+            shown.insert(1, SUMMARY)
         if is_companion(self.model) and {LINK, "claim_source"}.isdisjoint(shown):
             shown.insert(1, "claim_source")
         buttons = ["actions_holder"] if self.has_operate_permission(request) else []

@@ -222,6 +222,14 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
 
     # What a POST may do
 
+    def post(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
+        try:
+            return super().post(request, *args, **kwargs)
+        except ClaimLost:
+            # It may have been lost since the row was read.
+            self._now = self.stored_row(self.kwargs["pk"])
+            return self.not_yours()
+
     def finish(self) -> HttpResponse:
         """Save and complete, in one transaction."""
         return self._write(lambda row: row.claim.complete())
@@ -239,13 +247,7 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
 
     def skip(self) -> HttpResponse:
         """Give the row back, unchanged, for somebody else and for later."""
-        row = self._posted_row()
-        try:
-            if row is None:
-                return self.not_yours()
-            row.claim.release(delay=self.skip_delay)
-        except ClaimLost:
-            return self.not_yours()
+        self._posted_row().claim.release(delay=self.skip_delay)
         return HttpResponseRedirect(self.get_success_url())
 
     def take(self) -> HttpResponse:
@@ -261,7 +263,7 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
             raise PermissionDenied(_("You may not take rows over."))
         reason = self.request.POST.get(REASON, "").strip()
         if not reason:
-            return self.not_yours(problem=_("Say why, for the person who loses it."))
+            return self.not_yours(_("Say why, for the person who loses it."))
         if self.request.POST.get(SEEN) == self._seen():
             iteration = claim_columns(type(self._now)).iteration.name
             as_seen = {iteration: claim_column(self._now, "iteration")}
@@ -283,42 +285,42 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
 
     def _write(self, then: Callable[[Any], None] | None, problem: str = "") -> HttpResponse:
         """Write what was sent and do *then*, or renew; or answer with the form and what is wrong with it."""
-        self.object = row = self._posted_row()
-        try:
-            if row is None or not row.claim.check():
-                return self.not_yours(self.get_form())
-            form = self.get_form()
-            if problem:
-                form.add_error(None, problem)
-            if not form.is_valid():
-                return self.render_to_response(self.get_context_data(form=form))
-            self.object = self.write(form, then)
-        except ClaimLost:
-            return self.not_yours(self.get_form())
+        self.object = self._posted_row()
+        form = self.get_form()
+        if problem:
+            form.add_error(None, problem)
+        if not form.is_valid():
+            return self.render_to_response(self.get_context_data(form=form))
+        self.object = self.write(form, then)
         if then is not None:
             return HttpResponseRedirect(self.get_success_url())
         self.renew([self.object])
         return HttpResponseRedirect(f"{self.request.path}?saved")
 
     def _posted_row(self) -> Any:
-        return self.carrying(self.kwargs["pk"], self.request.POST.get(TOKEN, ""))
+        """Return the row with the claim in the form; ClaimLost where it does not stand, or is not this user's."""
+        row = self.carrying(self.kwargs["pk"], self.request.POST.get(TOKEN, ""))
+        if row is None or not row.claim.check():
+            raise ClaimLost([self._now])
+        return row
 
     # A row that is not the user's
 
-    def not_yours(self, form: Any = None, *, problem: str = "") -> HttpResponse:
-        """Return the page that says what became of the row, and what of *form* would have been written."""
+    def not_yours(self, problem: str = "") -> HttpResponse:
+        """Return the page that says what became of the row, with the form that was sent beside what is stored."""
         row, holder = self._now, self.holder()
+        was_sent = self.request.POST.get("act") in ("finish", "save", "hand_over")
         status = "" if row is None else claim_column(row, "status")
         is_held = status == Status.PROCESSING and claim_column(row, "claimed_by") != holder
         stored = None
         if row is not None:
             kind = self.get_form_class()
             stored = kind(instance=row, initial=self.get_initial(), prefix=STORED)
-        fields = [] if form is None else compared(form, stored)
+        fields = compared(self.get_form(), stored) if was_sent else []
         context = {
             "row": row,
             "outcome": outcome_of(row, holder),
-            "was_sent": form is not None,
+            "was_sent": was_sent,
             "fields": fields,
             "differing": sum(field["differs"] for field in fields),
             "may_take": status == Status.OPEN,
