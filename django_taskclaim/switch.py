@@ -186,6 +186,10 @@ def paused_model(pause: Switch) -> str | None:
         return pause.scope
 
 
+#: What stands for a reason that nobody has given.
+NO_REASON = "no reason given"
+
+
 class Stops(NamedTuple):
     """What stops claims of one model, by the database's clock, and the model's own switch."""
 
@@ -197,6 +201,13 @@ class Stops(NamedTuple):
     #: What all who claim keep to together, and the hours that are over.
     limits: list[ModelLimits]
     closed: Refusal | None
+
+    @property
+    def throttled(self) -> str:
+        """Why claims of everybody stop for a time, or until the hours begin; empty where they do not."""
+        if self.throttle is not None:
+            return self.throttle.reason or NO_REASON
+        return "" if self.closed is None else f"outside the hours {self.closed.limits.hours}"
 
 
 def stops_of(model: type[models.Model], *, using: str | None = None) -> Stops:

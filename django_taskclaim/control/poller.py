@@ -131,7 +131,7 @@ class Poller:
 
     def _note_stops(self, minute: datetime) -> None:
         for model in {handler.model for handler in self.service.handlers}:
-            reason = self.service.throttles.reason_for(model)
+            reason = self.service.throttle_of(model)
             if reason and model not in self._throttled:
                 self._of(model, minute).stopped = reason
             (self._throttled.add if reason else self._throttled.discard)(model)

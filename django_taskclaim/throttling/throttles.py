@@ -131,8 +131,6 @@ class Throttles:
         self, process: str, using: str, checks_of: Mapping[type[Model], Iterable[Any]]
     ) -> None:
         self.process, self.using = process, using
-        #: Why everybody's claims of a model are stopped, as the service reads it together with the switch.
-        self.shared: dict[type[Model], str] = {}
         self._checks = _checks(checks_of)
         rule = conf.setting("BREAKER")
         self._breakers = (
@@ -145,16 +143,14 @@ class Throttles:
 
     # What the claimer asks
 
-    def reason_for(self, model: type[Model]) -> str | None:
-        """Return why *model* may not be claimed now, None while it may; asks no database."""
+    def reason_for(self, model: type[Model]) -> str:
+        """Return why *model* may not be claimed now, empty while it may; asks no database."""
         own = (state.reason for key, state in self._states() if key.model is model)
-        return self.shared.get(model) or next(own, None)
+        return next(own, "")
 
     def gives_back(self, model: type[Model]) -> bool:
-        """Whether rows of *model* that have not started are to go back, because they would only fail or wait."""
-        return model in self.shared or any(
-            state.gives_back for key, state in self._states() if key.model is model
-        )
+        """Whether rows of *model* that have not started are to go back, because they would only fail."""
+        return any(state.gives_back for key, state in self._states() if key.model is model)
 
     def room(self, model: type[Model]) -> int | None:
         """Return how many rows of *model* one claim may take: None for no limit, 0 before the checks have answered."""

@@ -277,7 +277,7 @@ class Claimer(threading.Thread):
         if not self.keeper.healthy(self.keeper.lease_of(handler)):
             # A lease that cannot be renewed is not worth taking.
             return None
-        if model in self.service.paused or self.service.throttles.reason_for(model):
+        if self.service.stop_of(model):
             # The service sees when that is over.
             return False
         switch = self.keeper.switches.get(model)

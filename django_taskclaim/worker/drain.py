@@ -104,21 +104,19 @@ class Drain:
 
     def _stop_of(self, handler: Handler) -> str:
         """Say what keeps a model's rows from being claimed; empty where nothing does, or may not for long."""
+        if not self.inflight.is_empty():
+            # What still runs may be what the circuit breaker waits for.
+            return ""
         label = handler.model._meta.label
-        if handler.model in self.service.paused:
-            return f"{label} is paused"
+        if stop := self.service.stop_of(handler.model):
+            return f"{label} is {stop}"
         if self._only_refused_are_left(handler):
             return f"the database refuses to have the last rows of {label} written"
-        reason = self.service.throttles.reason_for(handler.model)
-        # What still runs may be what the circuit breaker waits for.
-        return f"{label} is throttled ({reason})" if reason and self.inflight.is_empty() else ""
+        return ""
 
     def _only_refused_are_left(self, handler: Handler) -> bool:
-        return (
-            bool(refusals(handler.model, self.options.using))
-            and self.inflight.is_empty()
-            and not without_refused(self._unfinished(handler)).exists()
-        )
+        is_refused = bool(refusals(handler.model, self.options.using))
+        return is_refused and not without_refused(self._unfinished(handler)).exists()
 
     def _log_paused_rows(self) -> None:
         for handler in self.handlers:

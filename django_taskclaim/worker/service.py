@@ -33,7 +33,7 @@ from django_taskclaim.leases import forget
 from django_taskclaim.models import Throttle, WorkerProcess
 from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
-from django_taskclaim.switch import Stops, stops_of
+from django_taskclaim.switch import NO_REASON, Stops, stops_of
 from django_taskclaim.tables import SILENCE_KEPT
 from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.worker import more_duties
@@ -50,8 +50,6 @@ REPORT_EVERY, SUMMARY_EVERY = 5.0, 10.0
 #: Seconds between two rounds of deleting what is old.
 PRUNE_EVERY = 3600.0
 TICK = 0.25
-
-NO_REASON = "no reason given"
 
 
 @dataclass(slots=True)
@@ -99,8 +97,8 @@ class Service(threading.Thread):
         self.process = process_name(options.name)
         self.handlers = handlers
         self.inflight = inflight
-        #: Models whose claims a person has stopped, with the reason, as the last look found them.
-        self.paused: dict[type[Model], str] = {}
+        #: What stops everybody's claims of each model, as the last look found it. A model is missing before the first.
+        self.stops: dict[type[Model], Stops] = {}
         self.counters = Counters()
         #: What stops claims by itself: health checks, asked here, and failures, heard from the executors.
         self.throttles = Throttles(
@@ -213,9 +211,22 @@ class Service(threading.Thread):
 
     # The switch
 
+    def stop_of(self, model: type[Model]) -> str:
+        """Return why rows of *model* are not claimed now, empty while they may be; asks no database."""
+        stops = self.stops.get(model)
+        if stops is not None and stops.pauses:
+            return f"paused: {stops.pauses[0].reason or NO_REASON}"
+        why = self.throttle_of(model)
+        return f"throttled: {why}" if why else ""
+
+    def throttle_of(self, model: type[Model]) -> str:
+        """Return which throttle stops claims of *model*, by everybody or by this process; empty where none does."""
+        stops = self.stops.get(model)
+        return (stops.throttled if stops is not None else "") or self.throttles.reason_for(model)
+
     def _read_switch_when_it_matters(self) -> bool:
-        is_stopped = self.paused or self.throttles.shared
-        is_unread = len(self.keeper.switches) < len(self.handlers)
+        is_unread = len(self.stops) < len(self.handlers)
+        is_stopped = any(map(_stops_everybody, self.stops.values()))
         # An idle process asks, too, to know that it could renew.
         if not (self.inflight.held() or is_stopped or is_unread or self.keeper.is_silent()):
             return False
@@ -228,21 +239,21 @@ class Service(threading.Thread):
         Each claim finds a stop out for itself; this is for not asking in vain, and for people to read.
         """
         for handler in self.handlers:
-            model, shared = handler.model, self.throttles.shared
-            stops = stops_of(model, using=self.options.using)
-            waited = model in self.paused or model in shared or model not in self.keeper.switches
-            self.keeper.follow(model, stops.own)
-            pause = next((one.reason or NO_REASON for one in stops.pauses), None)
-            _note_stop("%s is paused: %s", self.paused, model, pause)
-            _note_stop("%s is throttled: %s", shared, model, _shared_reason(stops))
-            if waited and model not in self.paused and model not in shared:
+            model = handler.model
+            is_first, before = model not in self.stops, self.stop_of(model)
+            self.stops[model] = stops_of(model, using=self.options.using)
+            self.keeper.follow(model, self.stops[model].own)
+            now = self.stop_of(model)
+            if now and now != before:
+                logger.info("%s is %s", model._meta.label, now)
+            if (is_first or before) and not now:
                 # What stopped its claims is over.
                 self.calls.look_now(model)
 
     def _give_back_stopped(self) -> None:
-        for handler in self.handlers:
-            if handler.model in self.paused or self.throttles.gives_back(handler.model):
-                self.keeper.withdraw(handler.model)
+        for model, stops in self.stops.items():
+            if _stops_everybody(stops) or self.throttles.gives_back(model):
+                self.keeper.withdraw(model)
 
     # The rest
 
@@ -270,7 +281,7 @@ class Service(threading.Thread):
         counters, refused = self.counters, refusals(None, self.options.using)
         facts: dict[str, Any] = {
             "seen_at": DatabaseNow(),
-            "state": "paused" if self.paused else "running",
+            "state": "paused" if any(stops.pauses for stops in self.stops.values()) else "running",
             "rows_held": held,
             "rows_done": counters.done,
             "rows_failed": counters.failed,
@@ -293,23 +304,8 @@ class Service(threading.Thread):
         self.throttles.sign_off()
 
 
-def _note_stop(
-    text: str, known: dict[type[Model], str], model: type[Model], why: str | None
-) -> None:
-    """Note why claims of *model* are stopped now, None where they are not, and log what begins."""
-    if why is None:
-        known.pop(model, None)
-        return
-    if model not in known:
-        logger.info(text, model._meta.label, why)
-    known[model] = why
-
-
-def _shared_reason(stops: Stops) -> str | None:
-    """Return what stops everybody's claims for a time, or until the hours begin."""
-    if stops.throttle is not None:
-        return stops.throttle.reason or NO_REASON
-    return None if stops.closed is None else f"outside the hours {stops.closed.limits.hours}"
+def _stops_everybody(stops: Stops) -> bool:
+    return bool(stops.pauses or stops.throttled)
 
 
 def prune(using: str) -> bool:

@@ -216,7 +216,7 @@ FAULTS = {
         ),
         fault(
             "A busy worker keeps what it has not started when its model is paused.",
-            (SERVICE, "if handler.model in self.paused or self", "if self"),
+            (SERVICE, "if _stops_everybody(stops) or self", "if self"),
         ),
     ],
     10: [
