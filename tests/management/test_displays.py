@@ -1,14 +1,11 @@
 """What ``claimstatus --watch`` shows in a real terminal."""
 
-import fcntl
 import os
 import pty
 import re
 import signal
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from functools import partial
 
@@ -20,16 +17,12 @@ from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.once, no_savepoint]
 
-_PLACED = re.compile(r"\x1b\[[\d;]*H|\r*\n")
-_CODE = re.compile(r"\x1b\[\??[\d;]*[a-zA-Z]")
-
 
 class Watch:
-    """``claimstatus --watch`` in a terminal of 30 lines and 100 columns."""
+    """``claimstatus --watch`` in a terminal."""
 
     def __init__(self, env: dict[str, str]) -> None:
         self._ours, theirs = pty.openpty()
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
         words = ["claimstatus", "testapp.Photo", "--watch", "100ms", "--no-color"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "django", *words],
@@ -43,20 +36,15 @@ class Watch:
         os.close(theirs)
         self.written = ""
 
-    @property
-    def text(self) -> str:
-        """What was written so far without codes; each line that was placed on the screen begins a line."""
-        return _CODE.sub("", _PLACED.sub("\n", self.written))
-
     def wait_for(self, *patterns: str) -> None:
-        """Read on until the text has all of these in it."""
-        while not all(re.search(one, self.text, re.MULTILINE) for one in patterns):
-            assert self.read(), f"the command ended: {self.text}"
+        """Read on until all of these were shown."""
+        while not all(re.search(one, self.written, re.MULTILINE) for one in patterns):
+            assert self.read(), f"the command ended: {self.written}"
 
     def read(self) -> bool:
         """Wait for more, and say whether there was any."""
         try:
-            self.written += os.read(self._ours, 65536).decode(errors="replace")
+            self.written += os.read(self._ours, 65536).decode(errors="replace").replace("\r", "")
         except OSError:
             # Linux raises it when nobody can write any more.
             return False
@@ -81,7 +69,7 @@ def shown(process_env: dict[str, str]) -> Iterator[Watch]:
 
 
 def test_a_watch_is_drawn_again_until_it_is_stopped(shown: Watch) -> None:
-    """An error text cannot send codes; the last picture stays, and the terminal is as it was."""
+    """An error text cannot send codes; the last picture stays."""
     shown.wait_for(
         r"^testapp\.Photo +6 +3 +10 +1 +0 +20  50\.0 %$",
         r"^  last error: \d+: ValueError: no \[2J picture$",
@@ -93,4 +81,4 @@ def test_a_watch_is_drawn_again_until_it_is_stopped(shown: Watch) -> None:
     while shown.read():
         pass
     assert shown.process.wait() == 0
-    assert " 22  45.4 %" in shown.text.rpartition("Ctrl-C ends it")[2]
+    assert " 22  45.4 %" in shown.written.rpartition("Ctrl-C ends it")[2]

@@ -14,7 +14,6 @@ from django.core.management import CommandError, call_command
 from django_taskclaim import policy
 from django_taskclaim.completion import as_completion
 from django_taskclaim.db import DatabaseLater
-from django_taskclaim.management.commands.claimstatus import Look
 from django_taskclaim.management.figures import Speed
 from django_taskclaim.models import Switch, Throttle
 from django_taskclaim.monitoring.overview import overview
@@ -211,13 +210,6 @@ def test_the_speed_is_known_however_often_it_is_asked(every: float) -> None:
         look = replace(seen, now=now, progress=Progress(open=9, complete=done))
         text = speed.describe(look)
     assert f"{1 / every:,.1f} rows/s" in text
-
-
-@pytest.mark.once
-def test_workers_of_one_name_on_two_databases_are_two() -> None:
-    live_worker(PHOTO)
-    seen = overview(Photo, "default")
-    assert len(Look([(seen, []), (replace(seen, alias="other"), [])]).workers) == 2
 
 
 @pytest.mark.once
