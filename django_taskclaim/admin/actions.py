@@ -138,18 +138,15 @@ class ClaimActions(OperatePermission):
                 if not on_page:
                     return
 
-    def claim_list_buttons(self, request: HttpRequest) -> Buttons:
-        """Yield the buttons for all rows of the model."""
-        # What follows "#" is lost: the filters that django-admin-actions adds, neither encoded nor complete.
-        query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()}) + "#"
-        for action in ROW_ACTIONS if self.has_operate_permission(request) else ():
-            if action.of_all:
-                where = self.claim_address("claim", action.slug)
-                yield {"title": action.label, "path": where + query}
-
-    def claim_model_buttons(self, request: HttpRequest, pauses: Iterable[Switch]) -> Buttons:
-        """Yield the buttons that lead to the switch of the model, and to its control room."""
+    def claim_list_buttons(self, request: HttpRequest, pauses: Iterable[Switch]) -> Buttons:
+        """Yield the buttons of the list: for all rows of the model, for its switch, and to its control room."""
         if self.has_operate_permission(request):
+            # What follows "#" is lost: the filters that django-admin-actions adds, neither encoded nor complete.
+            query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()}) + "#"
+            for action in ROW_ACTIONS:
+                if action.of_all:
+                    where = self.claim_address("claim", action.slug)
+                    yield {"title": action.label, "path": where + query}
             own = any(pause.scope == scope_of(self.model) for pause in pauses)
             turn = RESUME if own else PAUSE
             yield {"title": turn.label, "path": self.claim_address(f"control_{turn.name}")}

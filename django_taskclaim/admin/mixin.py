@@ -155,8 +155,7 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
             pauses = stops_of(self.model, using=alias_of(context["cl"].queryset)).pauses
             context["actions_list"] = [
                 *context.get("actions_list", ()),
-                *self.claim_list_buttons(request),
-                *self.claim_model_buttons(request, pauses),
+                *self.claim_list_buttons(request, pauses),
             ]
             count = getattr(context["cl"].paginator, "note", "")
             notes = [note for note in (*map(describe_pause, pauses), count) if note]

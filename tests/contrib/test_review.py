@@ -189,7 +189,9 @@ def test_a_form_that_loses_the_claim_inside_the_save_writes_nothing(
             return plain(self, form, then)
 
     monkeypatch.setattr(EditArticle, "write", write)
-    assert ada.act(held, "finish", verdict="keep", remark="too late").status_code == 409
+    answer = ada.act(held, "finish", verdict="keep", remark="too late")
+    assert answer.status_code == 409
+    assert "Ben Okri has held it" in words(answer)
     assert Article.objects.get(pk=held).remark == ""
     assert not others.filter(remark="seen").exists()
     ada.act(ada.mine()[0], "save")

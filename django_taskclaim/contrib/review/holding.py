@@ -1,6 +1,5 @@
 """What both views share: who holds, for how long, under which queryset, and the ping that renews."""
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -93,7 +92,10 @@ class HolderMixin(UserPassesTestMixin, View):
 
     def ping(self) -> HttpResponse:
         """Renew the claims that the page shows, and say which are lost and why."""
-        named = list(self._named_claims())
+        posted = self.request.POST
+        pairs = list(zip(posted.getlist("pk"), posted.getlist("token"), strict=False))
+        # A row is None where the claim cannot be this user's.
+        named = [(pk, self.carrying(pk, token)) for pk, token in pairs[:MOST_PINGED]]
         lost = self.renew([row for _pk, row in named if row is not None])
         gone = [pk for pk, row in named if row is None or row in lost]
         held = [pk for pk, row in named if row is not None and row not in lost]
@@ -104,13 +106,6 @@ class HolderMixin(UserPassesTestMixin, View):
                 "lost": [{"pk": pk, "why": self._why_lost(pk)} for pk in gone],
             }
         )
-
-    def _named_claims(self) -> Iterator[tuple[str, Any]]:
-        """Yield each key that was posted with the row carrying the claim; None where it cannot be this user's."""
-        posted = self.request.POST
-        pairs = zip(posted.getlist("pk"), posted.getlist("token"), strict=False)
-        for _number, (pk, token) in zip(range(MOST_PINGED), pairs, strict=False):
-            yield pk, self.carrying(pk, token)
 
     def renew(self, rows: list[Any]) -> list[object]:
         """Renew, and return those that were lost."""
