@@ -11,7 +11,7 @@ from django_taskclaim.conf import NUMBER_OR_NONE
 from django_taskclaim.db.notify import call_workers
 from django_taskclaim.db.sql import SQL, KeyTable
 from django_taskclaim.fields import AnyField
-from django_taskclaim.querysets.scope import ClaimTarget, Rows, refuse_unclaimable
+from django_taskclaim.querysets.scope import ClaimTarget, Rows, is_of_one_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.ranges.keys import Keys
 from django_taskclaim.states import Status
@@ -147,11 +147,7 @@ def _checked(sources: object, link: SourceLink, alias: str) -> Rows:
 
 def _each_once(sources: Rows) -> Rows:
     """Return the same rows without the joins of their filters, which may show a row twice."""
-    query = sources.query
-    joined = {alias for alias, count in query.alias_refcount.items() if count}
-    if not (joined - {sources.model._meta.db_table}) and not (
-        query.distinct or query.extra_tables or query.annotations
-    ):
+    if is_of_one_table(sources) and not sources.query.annotations:
         return sources
     unfiltered: Rows = models.QuerySet(sources.model, using=sources.db)
     return unfiltered.filter(pk__in=sources.values("pk"))

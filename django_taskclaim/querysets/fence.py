@@ -34,6 +34,7 @@ from django_taskclaim.querysets.writes import lock_claims, raise_lost
 from django_taskclaim.states import Status
 
 M = TypeVar("M", bound=models.Model)
+R = TypeVar("R")
 
 #: Django 5.2 still takes ``update_fields`` by position, as the last of so many arguments; later versions do not.
 _BY_POSITION = 4 if django.VERSION < (6, 0) else -1
@@ -106,13 +107,8 @@ class FencedModel(models.Model):
         if claim is None or claim.ended or not concrete._meta.parents:
             save()
             return
-        # The save may write other tables before ours, or only others: so the token is locked first.
-        with transaction.atomic(using=alias, savepoint=False):
-            stands = not lock_claims([self])
-            if stands:
-                save()
-        if not stands:
-            raise_lost([self], [])
+        # The save may write other tables before ours, or only others.
+        _while_held([self], alias, save)
 
     def _save_table(
         self, raw: bool = False, cls: object = None, *args: object, **kwargs: object
@@ -232,14 +228,7 @@ class FencedQuerySet(models.QuerySet[M]):
         refuse_names(self.model, names, "bulk_update()")
         self._for_write = True
         held = [row for row in rows if standing_claim(row) is not None and claim_on(row, self.db)]
-        written = 0
-        with transaction.atomic(using=self.db, savepoint=False):
-            lost = lock_claims(held)
-            if not lost:
-                written = super().bulk_update(rows, names, batch_size)
-        if lost:
-            raise_lost(lost, [])
-        return written
+        return _while_held(held, self.db, partial(super().bulk_update, rows, names, batch_size))
 
     vars(bulk_update)["alters_data"] = True
 
@@ -290,6 +279,18 @@ def fence_delete(model: Any) -> None:
         return self._delete_fenced(partial(unfenced, self), *args, **kwargs)
 
     model.delete = delete
+
+
+def _while_held(rows: list[Any], using: str, write: Callable[[], R]) -> R:
+    """Lock the tokens of *rows*, then *write* in the same transaction; ClaimLost where one stands no more."""
+    written: Any = None
+    with transaction.atomic(using=using, savepoint=False):
+        lost = lock_claims(rows)
+        if not lost:
+            written = write()
+    if lost:
+        raise_lost(lost, [])
+    return cast("R", written)
 
 
 def _all_rows(model: type[models.Model], using: str | None, **hints: Any) -> object:

@@ -181,7 +181,7 @@ def on_claim_table(queryset: Rows, target: Target) -> Rows:
     query = queryset.query
     if not query.where and target.columns.owned_by(queryset.model):
         return target.rows.order_by()
-    if _uses_one_table(queryset, target):
+    if target.columns.owned_by(queryset.model) and is_of_one_table(queryset):
         rows = target.rows.order_by()
         rows.query.get_initial_alias()
         rows.query.where = query.where.clone()
@@ -198,15 +198,12 @@ def with_keys(rows: Rows, target: Target, keys: Sequence[Key]) -> Rows:
     return rows
 
 
-def _uses_one_table(queryset: Rows, target: Target) -> bool:
+def is_of_one_table(queryset: Rows) -> bool:
+    """Say whether no join of the queryset's conditions can show a row twice, or leave it out."""
     query = queryset.query
-    used = [alias for alias, count in query.alias_refcount.items() if count]
-    return (
-        target.columns.owned_by(queryset.model)
-        and not query.distinct
-        and not query.extra_tables
-        and used in ([], [target.columns.owner._meta.db_table])
-    )
+    used = {alias for alias, count in query.alias_refcount.items() if count}
+    joined = used - {queryset.model._meta.db_table}
+    return not (joined or query.distinct or query.extra_tables)
 
 
 #: The usual way in which a row fetches what it lacks; None before Django 6.1.
