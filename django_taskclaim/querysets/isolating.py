@@ -81,8 +81,6 @@ class RefusedRows:
     def __init__(self, target: ClaimTarget) -> None:
         self.target = target
         self.found: list[Bad[Key]] = []
-        #: The keys that the last call of ``send`` has left out.
-        self.left: Sequence[Key] = ()
 
     @property
     def is_full(self) -> bool:
@@ -91,15 +89,15 @@ class RefusedRows:
 
     def send(self, keys: Sequence[Key], attempt: Callable[[Sequence[Key]], R]) -> Iterator[R]:
         """Yield what *attempt* returns for *keys* without those that are refused; see ``bisect``."""
-        self.left = keys if self.is_full else ()
-        for outcome in () if self.is_full else bisect(keys, attempt, self.is_of_a_row):
+        if self.is_full:
+            return
+        for outcome in bisect(keys, attempt, self.is_of_a_row):
             if not isinstance(outcome, Bad):
                 yield outcome
                 continue
             self.found.append(outcome)
             _remember(self.target, outcome.row, outcome.error)
             if self.is_full:
-                self.left = keys[keys.index(outcome.row) + 1 :]
                 return
 
     def is_of_a_row(self, error: Exception) -> bool:

@@ -106,8 +106,8 @@ def in_chunks(
             total += written
         if progress is not None:
             progress(total)
-        if search.left:
-            # There are more refused rows than one call finds.
+        if search.is_full:
+            # There may be more refused rows than one call finds.
             raise search.found[-1].error
         if len(keys) < size:
             break
