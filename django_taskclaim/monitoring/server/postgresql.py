@@ -1,11 +1,9 @@
 """PostgreSQL: plans, statistics and indexes of the catalogs, and the settings of sessions."""
 
-import json
-import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
 
 from django.core.checks import CheckMessage
 from django.db import NotSupportedError, transaction
@@ -23,28 +21,16 @@ from django_taskclaim.monitoring.server.base import (
     Server,
     option_hint,
 )
-from django_taskclaim.tables import SWITCH_TABLE
-
-#: Rows up to which it says nothing that a plan sorts them …
-TINY = 2
-#: … and up to which nothing that it reads all of them, or sorts what it has joined: any index is as good.
-SMALL = 1000
 
 #: Assumed for a table that was never analysed.
 ROWS_A_PAGE = 40
 
-#: Joining by hash or merge reads all of a small table as rightly as a sequential scan does.
-DEAR = ("seqscan", "bitmapscan", "hashjoin", "mergejoin", "sort")
-
 #: A table and its partitions.
 RELATIONS = "SELECT %s::regclass AS oid UNION SELECT relid FROM pg_partition_tree(%s::regclass)"
 
-INDEX_WALKS = {"Index Scan", "Index Only Scan", "Bitmap Index Scan"}
-
-
-class _Faults(NamedTuple):
-    sorts: bool
-    scans: bool
+#: What sorts how many rows, and what reads a whole table, as EXPLAIN writes it.
+SORT = re.compile(r"Sort .* rows=(\d+)")
+SCAN = re.compile(r"Seq Scan on (\S+)")
 
 
 class PostgreSQLServer(Server):
@@ -53,27 +39,15 @@ class PostgreSQLServer(Server):
     on_a_busy_table = " (while the table is in use: CREATE INDEX CONCURRENTLY)"
 
     def explain(self, statement: SQL, table: Table) -> Plan:
-        """Judge a large table by its plan, a small one by the plan where reading and sorting all of it are dear.
-
-        On a small table PostgreSQL rightly reads all of it.
-        """
-        ours, known = self._relations(table), self._known_rows(table)
-        is_large = LARGE <= known < math.inf
-        with transaction.atomic(using=self.alias):
-            for name in () if is_large else DEAR:
-                self.dialect.run(SQL(f"SET LOCAL enable_{name} = off"))
-            plan = self._plan(statement)
-            # Takes the settings back.
-            transaction.set_rollback(True, using=self.alias)
-        found = _faults(plan, ours, SMALL if is_large else 0)
-        # Every claim reads the switch.
-        few = SMALL if _read_by(plan) - ours - {SWITCH_TABLE} else TINY
-        return Plan(_lines(plan), found.sorts and known > few, found.scans and known > SMALL)
-
-    def _plan(self, statement: SQL) -> object:
-        (row,) = self.dialect.fetch(sql("EXPLAIN (FORMAT JSON) {}", statement))
-        answer = json.loads(row[0]) if isinstance(row[0], str) else row[0]
-        return answer[0]["Plan"]
+        """Judge what is sorted and read in large numbers; of a small table PostgreSQL rightly reads and sorts all."""
+        lines = tuple(line for (line,) in self.dialect.fetch(sql("EXPLAIN {}", statement)))
+        sorted_rows = (int(found[1]) for line in lines if (found := SORT.search(line)))
+        scanned = {found[1].strip('"') for line in lines if (found := SCAN.search(line))}
+        return Plan(
+            lines,
+            sorts=any(rows >= LARGE for rows in sorted_rows),
+            scans=bool(scanned & self._relations(table)) and self.estimate(table).rows >= LARGE,
+        )
 
     def _relations(self, table: Table) -> frozenset[str]:
         """Return the names of the table and of its partitions."""
@@ -81,17 +55,6 @@ class PostgreSQLServer(Server):
         parts = self.ask(f"SELECT oid::regclass::text FROM ({RELATIONS}) AS parts", name, name)
         own = real_name(unqualified(table.name)).strip('"')
         return frozenset({own, *(part.split(".")[-1].strip('"') for (part,) in parts)})
-
-    def _known_rows(self, table: Table) -> float:
-        """Return how many rows the planner knows of; of a table that was never analysed it assumes many."""
-        name = real_name(table.name)
-        ((is_analysed,),) = self.ask(
-            "SELECT bool_and(reltuples >= 0) FROM pg_class"
-            f" WHERE relkind = 'r' AND oid IN ({RELATIONS})",
-            name,
-            name,
-        )
-        return self.estimate(table).rows if is_analysed else math.inf
 
     def estimate(self, table: Table) -> Estimate:
         """Take the rows a page as last counted times the pages as they are now, as the planner does."""
@@ -225,38 +188,3 @@ SELECT * FROM (
 
     def _set_timeout(self, setting: str) -> None:
         self.ask("SELECT set_config('statement_timeout', %s, true)", setting)
-
-
-def _nodes(plan: Any) -> Iterator[Any]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from _nodes(child)
-
-
-def _faults(plan: object, ours: frozenset[str], few: int) -> _Faults:
-    """Say whether the plan sorts more than a *few* rows of *ours*, and whether it reads all of them."""
-    sorts = scans = False
-    for node in _nodes(plan):
-        kind = node["Node Type"]
-        if "Sort" in kind and _read_by(node) & ours:
-            sorts = sorts or node["Plans"][0]["Plan Rows"] > few
-        if node.get("Relation Name") in ours:
-            walks = kind == "Seq Scan" or (kind in INDEX_WALKS and "Index Cond" not in node)
-            scans = scans or walks
-    return _Faults(sorts, scans)
-
-
-def _read_by(plan: object) -> set[str]:
-    """Return the names of the tables that a plan reads."""
-    return {node["Relation Name"] for node in _nodes(plan) if "Relation Name" in node}
-
-
-def _lines(plan: Any, depth: int = 0) -> tuple[str, ...]:
-    """Return a plan as EXPLAIN shows it, one line a node."""
-    words = [plan["Node Type"]]
-    if "Index Name" in plan:
-        words.append(f"using {plan['Index Name']}")
-    if "Relation Name" in plan:
-        words.append(f"on {plan['Relation Name']}")
-    line = f"{'  ' * depth}{' '.join(words)} (about {plan['Plan Rows']:,} rows)"
-    return (line, *(text for child in plan.get("Plans", ()) for text in _lines(child, depth + 1)))
