@@ -29,13 +29,12 @@ class CompanionQuerySet(ClaimQuerySet[M]):
         self,
         sources: Rows | models.Manager[Any],
         *,
-        paused: bool = False,
         chunk_size: int | None = None,
         progress: Progress | None = None,
     ) -> int:
         """Add a row for each source of the queryset *sources* that has none, and return how many were added.
 
-        The new rows are open, or *paused*. Repeatable, also by several at once: no source ever gets two. One
+        The new rows are open. Repeatable, also by several at once: no source ever gets two. One
         INSERT … SELECT where both tables are on one database. Otherwise, or with *chunk_size*, the sources are taken in
         chunks in the order of their key. Each chunk is committed, so a call that breaks off is simply repeated. After
         each chunk *progress* is called with how many sources were looked at so far, and how many rows added.
@@ -43,8 +42,7 @@ class CompanionQuerySet(ClaimQuerySet[M]):
         Raises TypeError for what is no filtered queryset of the source model.
         """
         self._for_write = True
-        population = Population(self.model, self.db, sources, paused=paused)
-        return population.run(chunk_size, progress)
+        return Population(self.model, self.db, sources).run(chunk_size, progress)
 
     apopulate = async_twin(populate)
 

@@ -14,7 +14,6 @@ from django_taskclaim.fields import AnyField
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, is_of_one_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import in_transaction
 from django_taskclaim.ranges.keys import Keys
-from django_taskclaim.states import Status
 
 #: Source rows of one transaction where keys are copied.
 CHUNK = 2_000
@@ -24,15 +23,12 @@ Progress = Callable[[int, int], object]
 
 
 class Population:
-    """One call of ``populate``: a queryset of sources, and the state of their new companions."""
+    """One call of ``populate`` for a queryset of sources."""
 
-    def __init__(
-        self, model: type[models.Model], alias: str, sources: object, *, paused: bool
-    ) -> None:
+    def __init__(self, model: type[models.Model], alias: str, sources: object) -> None:
         self.link = source_link(model)
         self.target = ClaimTarget.of(model, alias)
         self.owner = self.target.columns.owner
-        self.paused = paused
         self.sources = _checked(sources, self.link, alias)
         #: The columns of a companion beside its source's key.
         self.others: list[AnyField] = [
@@ -99,8 +95,6 @@ class Population:
             for field in self.others
             if not field.has_db_default() and (default := field.get_default()) is not None
         }
-        if self.paused:
-            constants[self.target.columns.status] = Value(Status.PAUSED.value)
         values = [*(F(field.attname) for field in self.link.theirs), *constants.values()]
         named = {f"taskclaim_{number}": one for number, one in enumerate(values)}
         chosen, dialect = sources.annotate(**named).values_list(*named), self.target.dialect
@@ -117,9 +111,8 @@ class Population:
         given = list(sources.values_list(*names, flat=len(names) == 1))
         chunks = dialect.chunks(given, by_source)
         there = {key for part in chunks for key in dialect.select_keys(by_source, part)}
-        state = {self.target.columns.status.attname: Status.PAUSED.value} if self.paused else {}
         new = [
-            self.owner(**dict(zip(own, key if len(own) > 1 else [key], strict=True)), **state)
+            self.owner(**dict(zip(own, key if len(own) > 1 else [key], strict=True)))
             for key in given
             if key not in there
         ]

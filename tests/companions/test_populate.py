@@ -26,11 +26,11 @@ def linked(model: Any) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("chunk_size", [None, 4])
-def test_each_source_gets_one_open_or_paused_row(companion: Any, chunk_size: int | None) -> None:
+def test_each_source_gets_one_open_row(companion: Any, chunk_size: int | None) -> None:
     """The next call adds only rows for sources that have none."""
     sources = make_sources(companion, 10)
     some = sources.filter(pk__in=[row.pk for row in sources.order_by("pk")[:3]])
-    assert companion.objects.populate(some, paused=True) == 3
+    assert companion.objects.populate(some) == 3
     seen: list[tuple[int, int]] = []
     options = {"chunk_size": chunk_size, "progress": lambda *so_far: seen.append(so_far)}
     assert companion.objects.populate(sources, **options) == 7
@@ -39,8 +39,7 @@ def test_each_source_gets_one_open_or_paused_row(companion: Any, chunk_size: int
     key = companion._meta.get_field("source").related_model._meta.pk_fields
     keys = sorted(sources.values_list(*(field.attname for field in key)))
     assert linked(companion) == keys
-    progress = companion.objects.progress()
-    assert (progress.open, progress.paused) == (7, 3)
+    assert companion.objects.progress().open == 10
     companion.objects.filter(pk=companion.objects.order_by("pk").first().pk).delete()
     assert companion.objects.populate(sources, chunk_size=chunk_size) == 1
     assert linked(companion) == keys
@@ -128,10 +127,10 @@ def test_anything_but_a_filtered_queryset_of_the_source_is_refused(wrong: Any) -
 @pytest.mark.once
 def test_the_command_populates() -> None:
     make_sources(PageTask, 25)
-    said = run("claimpopulate", "sources.PageTask", "--filter", "slug__lt=page 00005", "--paused")
+    said = run("claimpopulate", "sources.PageTask", "--filter", "slug__lt=page 00005")
     assert "Added 5 rows to sources.PageTask." in said
     assert "Added 20 rows" in run("claimpopulate", "sources.PageTask")
-    assert PageTask.objects.progress().paused == 5
+    assert PageTask.objects.progress().open == 25
 
 
 def test_a_source_that_its_base_manager_hides_is_not_gone(

@@ -115,7 +115,7 @@ def count_words(page: Page) -> None:
 
 
 def companions() -> None:
-    assert_type(PageTask.objects.populate(Page.objects.all(), paused=True, chunk_size=100), int)
+    assert_type(PageTask.objects.populate(Page.objects.all(), chunk_size=100), int)
     assert_type(PageTask.objects.claim_batch(5), list[PageTask])
     assert_type(LineTask.objects.progress().open, int)
 

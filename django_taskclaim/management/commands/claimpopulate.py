@@ -5,7 +5,7 @@ time: what has been added stays, and the same command goes on from there. Safe t
 
 Examples:
   manage.py claimpopulate photos.PhotoTask
-  manage.py claimpopulate photos.PhotoTask --filter country=NZ --paused
+  manage.py claimpopulate photos.PhotoTask --filter country=NZ
 
 """
 
@@ -31,9 +31,8 @@ class Command(ClaimCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         add_filters(parser, "only sources")
-        parser.add_argument("--paused", action="store_true", help="add the rows paused, not open")
 
-    def handle(self, *, filters: list[str], paused: bool, **options: Any) -> None:
+    def handle(self, *, filters: list[str], **options: Any) -> None:
         ((model, alias),) = self.where
         if not is_companion(model):
             text = (
@@ -44,11 +43,11 @@ class Command(ClaimCommand):
             link = source_link(model)
             sources = link.source._default_manager.using(link.alias_beside(alias))
             sources = sources.filter(*conditions_of(filters, link.source))
-            self._populate(CompanionQuerySet(model, using=alias), sources, paused)
+            self._populate(CompanionQuerySet(model, using=alias), sources)
         except TypeError as error:
             raise CommandError(str(error), returncode=USAGE) from error
 
-    def _populate(self, rows: CompanionQuerySet[Any], sources: Any, paused: bool) -> None:
+    def _populate(self, rows: CompanionQuerySet[Any], sources: Any) -> None:
         report, added = Report(self.stdout, sources.count()), 0
 
         def progress(seen: int, added_so_far: int) -> None:
@@ -57,7 +56,7 @@ class Command(ClaimCommand):
             report.advance(seen)
 
         try:
-            rows.populate(sources, paused=paused, chunk_size=CHUNK, progress=progress)
+            rows.populate(sources, chunk_size=CHUNK, progress=progress)
         finally:
             # Also where it was stopped: that much is committed.
             self.stdout.write(f"Added {counted(added, 'row')} to {rows.model._meta.label}.")
