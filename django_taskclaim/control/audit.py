@@ -5,10 +5,9 @@ each change is recorded.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from django.apps import apps
@@ -173,12 +172,12 @@ def turn(
     how: dict[str, Any] = {"reason": reason, "by": by, "until": until} if off else {}
     if off and until:
         reason = f"{reason} {_('for %(time)s') % {'time': format_duration(until)}}".strip()
-    if model is None:
-        do = partial(pause_all if off else resume_all, **how)
-    else:
-        do = partial(pause if off else resume, model, **how)
     facts: dict[str, Any] = {"by": by, "user": user, "reason": reason}
-    _do_and_record(do, model, "pause" if off else "resume", using, **facts)
+    with _recording(model, "pause" if off else "resume", using, **facts):
+        if model is None:
+            (pause_all if off else resume_all)(using=using, **how)
+        else:
+            (pause if off else resume)(model, using=using, **how)
 
 
 def change_overrides(
@@ -194,9 +193,8 @@ def change_overrides(
     changed = in_words(values)
     facts: dict[str, Any] = {"user": user, "reason": f"{changed}: {reason}" if reason else changed}
     overrides: dict[str, Any] = {**values, "by": by}
-    _do_and_record(
-        partial(set_overrides, model, **overrides), model, "settings", using, by=by, **facts
-    )
+    with _recording(model, "settings", using, by=by, **facts):
+        set_overrides(model, using=using, **overrides)
 
 
 def in_words(overrides: Mapping[str, object]) -> str:
@@ -206,17 +204,14 @@ def in_words(overrides: Mapping[str, object]) -> str:
     )
 
 
-def _do_and_record(
-    do: Callable[..., object],
-    model: type[models.Model] | None,
-    action: str,
-    using: str | None,
-    **facts: Any,
-) -> None:
-    """Call *do* for the databases that *using* means, and record it on each where it was done."""
+@contextmanager
+def _recording(
+    model: type[models.Model] | None, action: str, using: str | None, **facts: Any
+) -> Iterator[None]:
+    """Record what the block does to the switch on each database that *using* means, where it was done."""
     done = places_of(using, claimable_models() if model is None else [model])
     try:
-        do(using=using)
+        yield
     except SwitchError as error:
         if error.done:
             record_action(model, action, using=error.done, **facts)

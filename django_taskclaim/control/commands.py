@@ -8,7 +8,7 @@ from django.db import Error, connections, models
 from django.utils.translation import gettext as _
 
 from django_taskclaim.claim import clock
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.columns import claim_columns, has_claim_columns
 from django_taskclaim.control.actions import WORKER_ACTIONS
 from django_taskclaim.control.audit import record_action, storable
 from django_taskclaim.control.models import APP, WorkerCommand, is_on
@@ -105,15 +105,7 @@ def _take_back(model: type[models.Model], worker: WorkerProcess, using: str) -> 
 
 def models_of(worker: WorkerProcess) -> list[type[models.Model]]:
     """Return the models that a worker claims, as far as this project still has them."""
-    found = []
-    for label in worker.model_labels:
-        try:
-            model = apps.get_model(label)
-            claim_columns(model)
-        except (LookupError, ValueError, TypeError):
-            continue
-        found.append(model)
-    return found
+    return [one for one in apps.get_models() if has_claim_columns(one) and worker.serves(one)]
 
 
 def _tables_of(worker: WorkerProcess) -> list[type[models.Model]]:

@@ -53,11 +53,11 @@ def test_a_row_that_nobody_can_write_keeps_no_other_from_coming_back() -> None:
     assert SAID in why
     assert [model.objects.open().count() for model in (Photo, Job, UuidKey)] == [3, 4, 4]
     assert WorkerCommand.objects.get().done_at is not None
-    recorded = OperatorAct.objects.order_by("pk").values_list("model", "rows", "key", "reason")
-    assert list(recorded) == [
+    recorded = OperatorAct.objects.values_list("model", "rows", "key", "reason")
+    assert set(recorded) == {
         (f"testapp.{name}", rows, DEAD, "release: gone")
         for name, rows in (("photo", 3), ("job", 4), ("uuidkey", 4))
-    ]
+    }
     assert send_command(DEAD, "release", by="ada", using="default").put_back == 1
 
 

@@ -171,19 +171,8 @@ class Page:
         query = self.rows(request).query
         return not (query.where or query.is_sliced or query.combinator)
 
-    def beside(self, model: type[models.Model]) -> "Page":
-        """Return the page of another model on the same site."""
-        return Page(model, self.site, self.site._registry.get(model))
-
-    def row_url(self, key: Any) -> str:
-        """Return the address of one row in the admin; empty where it has none."""
-        return self._admin_url("change", quote(key))
-
-    def list_url(self) -> str:
-        """Return the address of the model's list in the admin; empty where it has none."""
-        return self._admin_url("changelist")
-
-    def _admin_url(self, page: str, *args: str) -> str:
+    def admin_url(self, page: str, *args: str) -> str:
+        """Return the address of a page of the model's admin; empty where it has none."""
         meta = self.model._meta
         return address(self.site, f"{meta.app_label}_{meta.model_name}_{page}", *args)
 
@@ -204,7 +193,7 @@ class Page:
 
     def _crumbs(self) -> list[Crumb]:
         """Return the way from the index to the page."""
-        here, list_url = _("Control room"), self.list_url()
+        here, list_url = _("Control room"), self.admin_url("changelist")
         if list_url:
             return [Crumb(self.name, list_url), Crumb(here, self.url())]
         return [Crumb(here, overview_url(self.site)), Crumb(self.name, self.url())]
@@ -265,7 +254,13 @@ class Page:
             ],
             "workers": worker_lines(known, sees_all=sees_all),
             "failures": [
-                (group, [(name_of(row), self.row_url(row.key)) for row in group.samples])
+                (
+                    group,
+                    [
+                        (name_of(row), self.admin_url("change", quote(row.key)))
+                        for row in group.samples
+                    ],
+                )
                 for group in groups
             ],
             "settings_form": form or SettingsForm(self.model, stored=stored),
@@ -283,7 +278,7 @@ class Page:
             self.model,
             off=off,
             allowed=self.may_operate(request),
-            back=self.url() if self.may_view(request) else self.list_url(),
+            back=self.url() if self.may_view(request) else self.admin_url("changelist"),
             crumbs=self._crumbs(),
             site=self.site,
         )
@@ -326,8 +321,9 @@ class Page:
 
     def _may_command(self, request: HttpRequest, worker: WorkerProcess) -> bool:
         """Say whether the worker serves this model, and no model that the user may not operate on."""
+        admins: dict[Any, Any] = self.site._registry
         return worker.serves(self.model) and all(
-            self.beside(model).may_operate(request) for model in models_of(worker)
+            may_operate(request, one, model_admin=admins.get(one)) for one in models_of(worker)
         )
 
     def _send(self, request: HttpRequest, worker: str, action: Instruction, reason: str) -> None:
