@@ -4,7 +4,7 @@ import asyncio
 import math
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from asgiref.sync import async_to_sync, sync_to_async
@@ -63,12 +63,14 @@ def run_due(
     completed, failed or put back by the same fenced verbs under the same policy. So it works inside ``TestCase`` and
     with pytest-django's ``db``. A row that comes back is not run again by the same call, even if it is due at once.
 
-    There is no renewal, and no ``timeout`` but that of coroutines. A paused model gives nothing to run. Raises
+    There is no renewal, and no ``timeout``. A paused model gives nothing to run. Raises
     LookupError for a model without a handler, and RuntimeError in a transaction that is not ``TestCase``'s.
     """
     alias = using or router.db_for_write(model)
     options = WorkerOptions(labels=(model._meta.label,), name="run_due", using=alias)
     (handler,) = options.handlers()
+    if handler.is_async:
+        handler = replace(handler, function=async_to_sync(handler.function))
     return _Runner(handler, alias).run(limit)
 
 
@@ -119,23 +121,14 @@ class _Runner:
     def _results(self) -> list[HeldRow]:
         """Run all items and write what came of them, as a worker does: the rows of one claim together."""
         results: list[HeldRow] = []
-        while (item := self._take()) is not None:
-            self._run(item)
+        while (item := self.inflight.take(0, _NEVER, is_async=False)) is not None:
+            self.running.run(item)
             self.inflight.settle(item)
             results += item.rows
         while (moment := self.writer.next_write()) < math.inf:
             time.sleep(max(0.0, moment - clock()))
             self.writer.write()
         return results
-
-    def _take(self) -> WorkItem | None:
-        return self.inflight.take(0, _NEVER, is_async=self.handler.is_async)
-
-    def _run(self, item: WorkItem) -> None:
-        if self.handler.is_async:
-            async_to_sync(self.running.arun)(item)
-        else:
-            self.running.run(item)
 
     def _count(self, held: HeldRow, counter: str, error: BaseException | str | None = None) -> None:
         setattr(self.ran, counter, getattr(self.ran, counter) + 1)
@@ -181,42 +174,29 @@ class _NoKeeper:
 
 
 class _Inline(Running):
-    """Runs items inside the transactions that the test has open, and keeps those usable."""
-
-    # In this thread all the same, for the connection of another one sees nothing of the test's rows.
-    judging_waits = False
-    _savepoints: "_Savepoints"
-
-    def _call(self, item: WorkItem, called: list[HeldRow]) -> Answer:
-        self._savepoints = _Savepoints()
-        answer = super()._call(item, called)
-        self._savepoints.leave(answer.error)
-        return _unless_meant_for_the_test(answer)
-
-    async def _acall(self, item: WorkItem, called: list[HeldRow]) -> Answer:
-        self._savepoints = await sync_to_async(_Savepoints)()
-        answer = await super()._acall(item, called)
-        await sync_to_async(self._savepoints.leave)(answer.error)
-        return _unless_meant_for_the_test(answer)
-
-    def _left_open(self) -> list[str]:
-        return self._savepoints.left_open()
-
-
-class _Savepoints:
-    """One in each transaction that is open as a handler is called.
+    """Runs items inside the transactions that the test has open, and keeps those usable by a savepoint in each.
 
     A worker's plain handler runs without a transaction, where a database error spoils nothing that comes after it.
     """
 
-    def __init__(self) -> None:
-        self._marks: dict[str, tuple[Any, int, str | None]] = {
+    #: By alias: the connection, how many blocks were open on it as the handler was called, and the savepoint.
+    _marks: dict[str, tuple[Any, int, str | None]]
+
+    def _call(self, item: WorkItem, called: list[HeldRow]) -> Answer:
+        self._marks = {
             connection.alias: (connection, len(connection.atomic_blocks), connection.savepoint())
             for connection in connections.all(initialized_only=True)
             if connection.in_atomic_block
         }
+        answer = super()._call(item, called)
+        error = answer.error
+        self._end_savepoints(spoiled=isinstance(error, Error))
+        if error is None or isinstance(error, (Exception, SystemExit, asyncio.CancelledError)):
+            return answer
+        # It ends the test rather than the row: Ctrl-C, and what test runners have for failing and skipping.
+        raise error
 
-    def left_open(self) -> list[str]:
+    def _left_open(self) -> list[str]:
         """Leave the blocks that the handler has entered and not left, undoing them, and name their databases."""
         unclean = left_open(but_for=self._marks)
         for alias, (connection, depth, _) in self._marks.items():
@@ -226,10 +206,10 @@ class _Savepoints:
                 connection.atomic_blocks[-1].__exit__(TaskClaimError, TaskClaimError(), None)
         return unclean
 
-    def leave(self, error: BaseException | None) -> None:
+    def _end_savepoints(self, *, spoiled: bool) -> None:
         """Keep what was written, unless the transaction would take no more statements then."""
         for connection, _, savepoint in self._marks.values():
-            if connection.needs_rollback or isinstance(error, Error):
+            if connection.needs_rollback or spoiled:
                 connection.needs_rollback = False
                 connection.savepoint_rollback(savepoint)
             try:
@@ -237,11 +217,3 @@ class _Savepoints:
             except Error:
                 # A database error that the handler has swallowed.
                 connection.savepoint_rollback(savepoint)
-
-
-def _unless_meant_for_the_test(answer: Answer) -> Answer:
-    """Raise what ends the test rather than the row: Ctrl-C, and what test runners have for failing and skipping."""
-    error = answer.error
-    if error is None or isinstance(error, (Exception, SystemExit, asyncio.CancelledError)):
-        return answer
-    raise error

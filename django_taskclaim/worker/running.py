@@ -70,9 +70,6 @@ USED_LATELY = 1.0
 class Running:
     """Runs items and says what became of their rows; all but an atomic handler's completion is written later."""
 
-    #: Whether a judgement may have to wait for news of the database, and so must not keep an event loop from turning.
-    judging_waits = True
-
     def __init__(
         self, using: str, inflight: InFlight, keeper: LeaseKeeper, idle: timedelta | None
     ) -> None:
@@ -142,8 +139,8 @@ class Running:
             if answer.error is None and not item.handler.batch:
                 self._judge(item, called, answer, todo)
             else:
-                # It may have to wait for news of the database.
-                judge = sync_to_async(self._judge, thread_sensitive=not self.judging_waits)
+                # It may have to wait for news of the database, and must not keep the event loop from turning.
+                judge = sync_to_async(self._judge, thread_sensitive=False)
                 await judge(item, called, answer, todo)
 
     def _note_start(self, item: WorkItem) -> None:
