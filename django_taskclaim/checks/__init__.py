@@ -42,7 +42,7 @@ The ids are written ``taskclaim.E001``. Those from E101 on touch the database, s
 ``manage.py check --database default`` and ``migrate`` only; ``claimdoctor`` runs them always.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, product
 
 from django.apps import apps
@@ -79,8 +79,17 @@ def check_project(**kwargs: object) -> list[CheckMessage]:
 # Not under our own tag as well: Django 6.1 asks every server when a tag is named.
 @register(Tags.database)
 def check_servers(databases: Sequence[str] | None = None, **kwargs: object) -> list[CheckMessage]:
-    """What the servers themselves answer: the ids from E101 on."""
-    return list(server_problems(databases or ())) if not check_settings() else []
+    """What each server answers about itself and the tables of claimable models there: the ids from E101 on."""
+    found: list[CheckMessage] = []
+    if check_settings():
+        return found
+    for alias in databases or ():
+        if not is_supported(connections[alias]):
+            continue
+        there = (ClaimTarget.of(one, alias).table for one in _sound_models() if holds(alias, one))
+        if tables := {table.name: table for table in there}:
+            found += server_for(connections[alias]).server_faults(list(tables.values()))
+    return found
 
 
 # What the settings and the databases show
@@ -151,16 +160,6 @@ def autocommit_faults(alias: str) -> Iterator[CheckMessage]:
         text = f"The database {alias!r} has AUTOCOMMIT False: what a worker or a command writes is never committed."
         hint = "Leave AUTOCOMMIT out of DATABASES; put transaction.atomic() around what belongs together."
         yield message("E012", text, hint)
-
-
-def server_problems(databases: Iterable[str]) -> Iterator[CheckMessage]:
-    """E101 and the following, asked of each server about itself and the tables of claimable models there."""
-    for alias in databases:
-        if not is_supported(connections[alias]):
-            continue
-        there = (ClaimTarget.of(one, alias).table for one in _sound_models() if holds(alias, one))
-        if tables := {table.name: table for table in there}:
-            yield from server_for(connections[alias]).server_faults(list(tables.values()))
 
 
 def _sound_models() -> list[type[Model]]:

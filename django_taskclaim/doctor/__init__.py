@@ -23,17 +23,11 @@ def examine(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessa
     A database that does not answer is a finding, not an exception.
     """
     try:
-        yield from _examine(model, alias)
+        if absent := list(missing_tables(model, alias)):
+            yield from absent
+            return
+        for look in (missing_index, judged_plans, dead_rows, contradictions):
+            yield from look(model, alias)
+        yield from reasons(overview(model, alias))
     except Error as error:
         yield refused(alias, error)
-
-
-def _examine(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
-    if absent := list(missing_tables(model, alias)):
-        yield from absent
-        return
-    yield from missing_index(model, alias)
-    yield from judged_plans(model, alias)
-    yield from dead_rows(model, alias)
-    yield from contradictions(model, alias)
-    yield from reasons(overview(model, alias))

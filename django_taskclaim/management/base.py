@@ -61,7 +61,7 @@ class ClaimCommand(BaseCommand):
 
     # An operator must be able to look, pause and put back also while something else of the project is wrong.
     requires_system_checks = []
-    #: How many models it takes, as argparse writes it, and what they are; none that are named are all claimable ones.
+    #: How many models it takes, as argparse writes it, and their help text. Where none is named, all are meant.
     takes: ClassVar[tuple[str | int, str]] = ("*", "the models (default: every claimable model)")
     #: What it prints is English; handlers run in the language of the project.
     in_english: ClassVar[bool] = True

@@ -48,10 +48,8 @@ class Command(ClaimCommand):
             "--dry-run", action="store_true", help="show the files instead of writing them"
         )
 
-    def handle(
-        self, *, models: Sequence[Model], existing: str, dry_run: bool, **options: Any
-    ) -> None:
-        (model,) = models
+    def handle(self, *, existing: str, dry_run: bool, **options: Any) -> None:
+        ((model, _alias),) = self.where
         meta, loader = claim_columns(model).owner._meta, MigrationLoader(None)
         steps = _steps(model, loader, existing)
         files = list(_files(meta.app_label, loader, steps))
