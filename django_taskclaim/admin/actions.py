@@ -379,9 +379,7 @@ def describe_rows(request: HttpRequest, rows: Rows) -> tuple[list[str], Collecti
     states = states_of(rows)
     if states.total() > MOST:
         return [_("More than %(number)s rows") % {"number": number(MOST)}], list(Status)
-    return [
-        ", ".join(f"{number(states[one])} {STATES[one]}" for one in STATES if states[one])
-    ], states
+    return [f"{number(states[one])} {STATES[one]}" for one in STATES if states[one]], states
 
 
 def describe_row(row: models.Model) -> str:
