@@ -16,8 +16,9 @@ from django.db import connections, models
 from django.db.models import Q
 
 from django_taskclaim.db import dialect_for
-from django_taskclaim.db.sql import WAIT
+from django_taskclaim.db.sql import WAIT, both
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
+from django_taskclaim.states import Token
 
 #: As ``row.pk`` has it: a tuple for a composite key.
 Key: TypeAlias = Any
@@ -150,13 +151,15 @@ class RangeTarget(Keys):
         """Match the source's keys of which the work on a range is still to be done."""
         return self.between(self.decode(reached(range_)), self.decode(range_.upper))
 
-    def locked(self, pk: object) -> Range:
+    def locked(self, pk: object, token: Token | None = None) -> Range:
         """Lock a range for the current transaction and return it as it is now; None where it is gone.
 
-        Waits for a chunk of its holder to end. While a range is locked its end stays where it is.
+        With *token*, None also where that does not hold it. Waits for a chunk of its holder to end. While a range is
+        locked its end stays where it is.
         """
         fields, table = self.model._meta.concrete_fields, self.claims.table
-        found = self.claims.dialect.select(table, fields, table.keyed([pk]), WAIT)
+        condition = both(table.keyed([pk]), None if token is None else table.standing(token))
+        found = self.claims.dialect.select(table, fields, condition, WAIT)
         names = [field.attname for field in fields]
         return self.model.from_db(self.claims.alias, names, found[0]) if found else None
 

@@ -18,7 +18,7 @@ from django.db.models import F
 
 from django_taskclaim.claim import Claim, carried_claim, clock, show, standing_claim
 from django_taskclaim.contention import contention_code
-from django_taskclaim.db.sql import SQL, Change, value
+from django_taskclaim.db.sql import Change, value
 from django_taskclaim.exceptions import (
     RangeInterrupted,
     RangeSplit,
@@ -236,13 +236,8 @@ def _refuse_interrupted(row: models.Model, claim: Claim, target: RangeTarget) ->
 
 def _lock(row: models.Model, claim: Claim, target: RangeTarget) -> None:
     """Lock the range for the current transaction, and let *row* show it as it is now; ClaimLost where it is lost."""
-    columns = target.claims.columns
-    now = target.locked(claim.pk) if standing_claim(row) is not None else None
-    roles = (columns.status, columns.claimed_by, columns.iteration)
-    if now is None or [getattr(now, role.attname) for role in roles] != [
-        Status.PROCESSING,
-        *claim.token,
-    ]:
+    now = target.locked(claim.pk, claim.token) if standing_claim(row) is not None else None
+    if now is None:
         raise_lost([row], [])
     _show(row, target, {name: getattr(now, name) for name in SHOWN})
 
@@ -295,17 +290,15 @@ def _advance(row: Range, claim: Claim, target: RangeTarget, last: str, rows: int
 
 def _write_checkpoint(row: Range, claim: Claim, target: RangeTarget, last: str, rows: int) -> None:
     """Write how far the range has come, renew its lease, and forget its failures: it makes progress."""
-    claims, attempts = target.claims, target.claims.columns.attempts
-    values = {"checkpoint": last, "rows_done": row.rows_done + rows}
+    claims, values = target.claims, {"checkpoint": last, "rows_done": row.rows_done + rows}
     fields: Any = {name: claims.model._meta.get_field(name) for name in values}
-    assignments = [claims.table.assign(fields[name], value(values[name])) for name in values]
-    assignments.append(claims.dialect.extension(claims.table, claim.lease))
-    if attempts is not None and claim.attempts:
-        assignments.append(claims.table.assign(attempts, SQL("0")))
-    fence = claims.table.standing(claim.token)
-    if not claims.dialect.write(claims.table, [claim.pk], Change(assignments), fence):
+    own = [claims.table.assign(fields[name], value(values[name])) for name in values]
+    sets = {"expires_at": claim.lease, **({"attempts": 0} if claim.attempts else {})}
+    change, fence = Change([*own, *claims.setting(sets)]), claims.table.standing(claim.token)
+    if not claims.dialect.write(claims.table, [claim.pk], change, fence):
         raise_lost([row], [])
-    claim.attempts = 0 if attempts is not None else claim.attempts
+    if claims.columns.attempts is not None:
+        claim.attempts = 0
     _show(row, target, values)
 
 
