@@ -223,12 +223,22 @@ class FencedQuerySet(models.QuerySet[M]):
     def bulk_update(
         self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None
     ) -> int:
-        """Django's ``bulk_update``, fenced: where an instance's claim was lost, ClaimLost and nothing written."""
+        """Django's ``bulk_update``, fenced: where an instance's claim was lost, ClaimLost and nothing written.
+
+        Instances that carry a claim are written as by a verb: this queryset's conditions do not count.
+        """
         rows, names = list(objs), list(fields)
         refuse_names(self.model, names, "bulk_update()")
         self._for_write = True
         held = [row for row in rows if standing_claim(row) is not None and claim_on(row, self.db)]
-        return _while_held(held, self.db, partial(super().bulk_update, rows, names, batch_size))
+        claimed, write_others = set(map(id, held)), super().bulk_update
+        others = [row for row in rows if id(row) not in claimed]
+
+        def write() -> int:
+            written: int = _all_rows(self.model, self.db).bulk_update(held, names, batch_size)
+            return written + write_others(others, names, batch_size)
+
+        return _while_held(held, self.db, write)
 
     vars(bulk_update)["alters_data"] = True
 
@@ -293,7 +303,7 @@ def _while_held(rows: list[Any], using: str, write: Callable[[], R]) -> R:
     return cast("R", written)
 
 
-def _all_rows(model: type[models.Model], using: str | None, **hints: Any) -> object:
+def _all_rows(model: type[models.Model], using: str | None, **hints: Any) -> models.QuerySet[Any]:
     """Return every row of *model*: one that is claimed may be hidden by the base manager (``base_manager_name``)."""
     return models.QuerySet(model, using=using, hints=hints)
 

@@ -51,6 +51,9 @@ logger = logging.getLogger("django_taskclaim")
 
 Rows = Sequence[models.Model]
 
+#: One statement names so many tokens at most: SQLite refuses a condition of a thousand.
+MOST_TOKENS = 500
+
 
 # What a verb is given
 
@@ -70,7 +73,13 @@ class HeldRows:
 
     def parts(self, per_row: int = 0) -> list["HeldRows"]:
         """Cut them into what one statement takes, with so many values *per_row*."""
-        size = self.target.dialect.chunk_size(self.target.table, per_row)
+        table = self.target.table
+        if self.claims[0].token == self.claims[-1].token:
+            size = self.target.dialect.chunk_size(table, per_row)
+        else:
+            # The fence names each key once more, and its token.
+            values = per_row + len(table.key) + 2
+            size = min(self.target.dialect.chunk_size(table, values), MOST_TOKENS)
         if len(self.pairs) <= size:
             return [self]
         starts = range(0, len(self.pairs), size)
@@ -109,7 +118,8 @@ class Given:
 
     def __init__(self, rows: Any) -> None:
         """Sort one row or many; TypeError for what is no instance of a claimable model."""
-        given = [rows] if isinstance(rows, models.Model) else list(rows)
+        each = [rows] if isinstance(rows, models.Model) else rows
+        given = list({id(row): row for row in each}.values())
         owners: dict[Any, type[models.Model]] = {}
         for kind in set(map(type, given)):
             if not issubclass(kind, models.Model):

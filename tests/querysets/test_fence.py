@@ -136,8 +136,9 @@ def test_bulk_update_takes_two_instances_of_one_claimed_row() -> None:
 def test_rows_that_even_the_base_manager_hides_while_they_run_are_written_and_fenced() -> None:
     make(HiddenFromAll, 6)
     rows = HiddenFromAll.objects.claim_batch(6)
-    HiddenFromAll.everything.update(hidden=True)
     late = {name: twin(rows[0]) for name in WRITES}
+    HiddenFromAll.everything.update(hidden=True)
+    rows[0].hidden = True
     assert HiddenFromAll.objects.renew(rows) == 6
     for name in USERS_WRITES:
         rows[0].note = name
