@@ -1,7 +1,7 @@
 """What a page shows, read under one time limit, the most important first, and made into what its templates need."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -29,7 +29,6 @@ from django_taskclaim.control.models import OperatorAct, is_on
 from django_taskclaim.control.reading import Mark, Slot
 from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.models import Switch, WorkerProcess
 from django_taskclaim.monitoring.overview import (
@@ -89,6 +88,11 @@ class _Recent:
     def is_old(self) -> bool:
         return monotonic() - self.read_at > SHARED_FOR
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it can be forgotten: nobody reads it now, and nobody will be given it."""
+        return self.is_old and not self.lock.locked()
+
 
 _recent: dict[Hashable, _Recent] = defaultdict(_Recent)
 
@@ -98,7 +102,7 @@ def shared(request: HttpRequest, page: Hashable, read: Callable[[], T]) -> T:
 
     A user who has just acted reads it again: the message about that is still to be shown.
     """
-    for key in [key for key, one in list(_recent.items()) if one.is_old]:
+    for key in [key for key, one in list(_recent.items()) if one.is_over]:
         _recent.pop(key, None)
     # Reasons and marks are sentences with times of day.
     recent = _recent[page, get_language(), timezone.get_current_timezone_name()]
@@ -125,7 +129,8 @@ class Snapshot:
     commands: dict[str, str] = field(default_factory=dict)
     hour: list[Slot] | None = None
     day: list[Slot] | None = None
-    rates: dict[str, float] | None = None
+    #: Rows a second of each living process, where they are written down.
+    rates: dict[str, float] = field(default_factory=dict)
     acts: list[OperatorAct] | None = None
     marks: list[Mark] = field(default_factory=list)
 
@@ -309,19 +314,11 @@ def worker_lines(known: Snapshot, *, sees_all: bool) -> list[dict[str, Any]]:
             "worker": worker,
             "command": WORKER_ACTIONS[command].done if command else "",
             "error": worker.last_error if sees_error else worker.last_error.partition(": ")[0],
-            "rate": _rate(worker, seen.now, known.rates) if worker.alive else None,
+            "rate": known.rates.get(worker.name),
         }
         holder = next((one for one in seen.holders if one.name == worker.name), None)
         found.append(line if holder is None else line | _held(seen, worker, holder))
     return found
-
-
-def _rate(worker: WorkerProcess, now: datetime, rates: Mapping[str, float] | None) -> float:
-    """Return rows a second of late, or since the process began where nobody writes them down."""
-    if rates is not None:
-        return rates.get(worker.name, 0.0)
-    up = now - as_utc(worker.started_at)
-    return worker.rows_done / max(1.0, up.total_seconds())
 
 
 def _held(seen: Overview, worker: WorkerProcess, holder: Holder) -> dict[str, Any]:
