@@ -16,7 +16,7 @@ from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.control.reading import acts
 from django_taskclaim.management.base import acting
 from django_taskclaim.switch import paused_by
-from tests.commands import lapsed, run, table_away
+from tests.commands import run, table_away
 from tests.factories import make
 from tests.testapp.models import Photo, PhotoProxy
 
@@ -41,13 +41,6 @@ def test_a_pause_is_recorded_on_the_databases_that_it_names() -> None:
         run("claimpause")
     assert len(recorded()) == 1
     assert len(recorded("other")) == 2
-
-
-@pytest.mark.once
-def test_expired_rows_that_the_command_puts_back_are_not_an_act() -> None:
-    lapsed(Photo)
-    assert "put back 1 expired row" in run("release_expired", "testapp.Photo")
-    assert recorded() == []
 
 
 @pytest.mark.once

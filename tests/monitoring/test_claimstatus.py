@@ -4,7 +4,6 @@ import io
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,10 +13,7 @@ from django.core.management import CommandError, call_command
 from django_taskclaim import policy
 from django_taskclaim.completion import as_completion
 from django_taskclaim.db import DatabaseLater
-from django_taskclaim.management.figures import Speed
 from django_taskclaim.models import Switch, Throttle
-from django_taskclaim.monitoring.overview import overview
-from django_taskclaim.querysets import Progress
 from django_taskclaim.switch import pause, pause_all
 from tests.commands import failed, in_each_state, lapsed, live_worker, no_savepoint, run, table_away
 from tests.factories import make
@@ -199,17 +195,6 @@ def test_the_reason_names_every_model_that_fails() -> None:
 
 
 # The text
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("every", [0.5, 60])
-def test_the_speed_is_known_however_often_it_is_asked(every: float) -> None:
-    speed, seen, text = Speed(), overview(Photo, "default"), ""
-    for done in range(40):
-        now = seen.now + timedelta(seconds=done * every)
-        look = replace(seen, now=now, progress=Progress(open=9, complete=done))
-        text = speed.describe(look)
-    assert f"{1 / every:,.1f} rows/s" in text
 
 
 @pytest.mark.once
