@@ -14,6 +14,7 @@ from django.http import HttpRequest
 from django.template.loader import render_to_string
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -25,7 +26,7 @@ from django_taskclaim.formatting import format_duration
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Status
-from django_taskclaim.templatetags.taskclaim_admin import holder_text, number
+from django_taskclaim.templatetags.taskclaim_admin import holder_text
 
 #: So much of an error's text stands in a list.
 GLIMPSE = 90
@@ -90,10 +91,13 @@ class RowFacts:
         self.claimed_at: datetime | None = read("claimed_at")
         self.expires_at: datetime | None = read("expires_at")
         self.completed_at: datetime | None = read("completed_at")
-        self.attempts: int | None = read("attempts")
+        # A model that counts no tries counts how often the row was put back.
+        self.attempts: int = read("attempts" if columns.attempts else "iteration")
         self.not_before: datetime | None = read("not_before")
-        self.last_error: str = read("last_error") or ""
         self.error_class: str = read("error_class") or ""
+        message, _newline, rest = (read("last_error") or "").strip().partition("\n")
+        #: What the error says in its first line, and the rest of the text: the traceback, where one is stored.
+        self.error, self.error_rest = message.strip(), rest.strip("\n")
 
     @property
     def kind(self) -> str:
@@ -163,40 +167,30 @@ def held(facts: RowFacts) -> str:
 
 def tried(facts: RowFacts) -> str:
     """Return how often the row was tried and when it will be again."""
-    parts = [_tries(facts)]
+    counts = {"tries": facts.attempts, "next": facts.attempts + 1, "most": facts.max_attempts}
+    parts = []
+    if facts.is_held:
+        parts.append(_("try %(next)s of %(most)s") % counts)
+    elif facts.attempts and facts.status == Status.COMPLETE:
+        parts.append(_("done at try %(next)s") % counts)
+    elif facts.attempts:
+        parts.append(_("tried %(tries)s of %(most)s") % counts)
     if facts.open_ended:
         parts.append(_("waits for rows that may still be committed"))
     elif facts.wait is not None:
         parts.append(_("next in %(time)s") % {"time": format_duration(facts.wait)})
     if facts.crashed:
         parts.append(_("next alone, its worker died"))
-    return ", ".join([part for part in parts if part])
-
-
-def _tries(facts: RowFacts) -> str:
-    if facts.attempts is None:
-        # Nobody counts tries; this is what is known of them.
-        put_back = _("put back %(times)s×") % {"times": number(facts.iteration)}
-        return put_back if facts.iteration else ""
-    counts = {"tries": facts.attempts, "next": facts.attempts + 1, "most": facts.max_attempts}
-    if facts.is_held:
-        return _("try %(next)s of %(most)s") % counts
-    if not facts.attempts:
-        return ""
-    if facts.status == Status.COMPLETE:
-        return _("done at try %(next)s") % counts
-    return _("tried %(tries)s of %(most)s") % counts
+    return ", ".join(parts)
 
 
 def error_glimpse(facts: RowFacts) -> str:
     """Return error class and message in one line, cut short; nothing where there is no error."""
-    if not (facts.error_class or facts.last_error):
+    if not (facts.error_class or facts.error):
         return ""
-    message = facts.last_error.strip().partition("\n")[0].strip()
-    short = message if len(message) <= GLIMPSE else message[: GLIMPSE - 1] + "…"
-    name = facts.error_class.rpartition(".")[2]
+    name, message = facts.error_class.rpartition(".")[2], Truncator(facts.error).chars(GLIMPSE)
     shape = '<span class="taskclaim-error" title="{}"><b>{}</b> {}</span>'
-    return format_html(shape, facts.error_class, name, short)
+    return format_html(shape, facts.error_class, name, message)
 
 
 def summary(facts: RowFacts) -> SafeString:
@@ -213,7 +207,6 @@ BEGINNINGS = {"claimed", "handed over", "taken over"}
 def details(row: models.Model) -> SafeString:
     """Return all that a page tells of a claim, and of a companion's source or a range of keys."""
     facts, kind, since, steps = RowFacts(row), type(row), None, []
-    message, _newline, rest = facts.last_error.strip().partition("\n")
     for event in history(kind, row.pk, using=Look.at(row).alias):
         steps.append((event, since and event.at - since))
         since = event.at if event.event in BEGINNINGS else None
@@ -224,8 +217,6 @@ def details(row: models.Model) -> SafeString:
         "state": pill(facts.kind),
         "held": held(facts),
         "tried": tried(facts),
-        "message": message.strip(),
-        "rest": rest.strip("\n"),
         "steps": steps,
     }
     return render_to_string("admin/taskclaim/claim.html", context)
