@@ -75,12 +75,8 @@ class ClaimCommand(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_models(parser, *self.takes)
         default = "every one that holds" if self.everywhere else "where the router writes"
-        parser.add_argument(
-            "--database",
-            metavar="ALIAS",
-            type=database_alias,
-            help=f"the database to work on (default: {default} the model)",
-        )
+        text = f"the database to work on (default: {default} the model)"
+        parser.add_argument("--database", type=database_alias, metavar="ALIAS", help=text)
 
     def execute(self, *args: object, **options: Any) -> str | None:
         self.where = [
@@ -231,14 +227,9 @@ def add_record(parser: ArgumentParser) -> None:
 
 def add_filters(parser: ArgumentParser, which: str) -> None:
     """Let the command take ``--filter``, any number of times; *which* says what it chooses among."""
-    parser.add_argument(
-        "--filter",
-        dest="filters",
-        metavar="LOOKUP=VALUE",
-        action="append",
-        default=[],
-        help=f"{which} that match, country=NZ for example; several must all match",
-    )
+    text = f"{which} that match, country=NZ for example; several must all match"
+    add = parser.add_argument
+    add("--filter", dest="filters", action="append", default=[], metavar="LOOKUP=VALUE", help=text)
 
 
 def models_to_claim() -> list[Model]:

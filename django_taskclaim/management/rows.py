@@ -68,19 +68,11 @@ class RowsCommand(ClaimCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         add_filters(parser, "only rows")
-        parser.add_argument(
-            "--limit", metavar="N", type=whole_number, help="at most N rows (default: all)"
-        )
-        parser.add_argument(
-            "--dry-run", action="store_true", help="count, say what would be done, and do nothing"
-        )
-        parser.add_argument(
-            "--noinput",
-            "--no-input",
-            dest="interactive",
-            action="store_false",
-            help="do not ask; off a terminal nobody is asked anyway",
-        )
+        add = parser.add_argument
+        add("--limit", type=whole_number, metavar="N", help="at most N rows (default: all)")
+        add("--dry-run", action="store_true", help="count, say what would be done, do nothing")
+        text = "do not ask; off a terminal nobody is asked anyway"
+        add("--noinput", "--no-input", dest="interactive", action="store_false", help=text)
         add_record(parser)
 
     def act(

@@ -38,15 +38,10 @@ class Command(ClaimCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_models(parser, *self.takes)
-        parser.add_argument(
-            "--existing",
-            choices=EXISTING,
-            default=EXISTING[0],
-            help="what rows become that are there already (default: paused)",
-        )
-        parser.add_argument(
-            "--dry-run", action="store_true", help="show the files instead of writing them"
-        )
+        add = parser.add_argument
+        text = "what rows become that are there already (default: paused)"
+        add("--existing", choices=EXISTING, default=EXISTING[0], help=text)
+        add("--dry-run", action="store_true", help="show the files instead of writing them")
 
     def handle(self, *, existing: str, dry_run: bool, **options: Any) -> None:
         ((model, _alias),) = self.where

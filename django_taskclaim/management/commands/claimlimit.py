@@ -14,7 +14,7 @@ Examples:
 """
 
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -24,19 +24,13 @@ from django_taskclaim.management.base import USAGE, ClaimCommand, Model, acting,
 from django_taskclaim.switch import override_from_text, overrides_of
 from django_taskclaim.tables import LIMITS, OVERRIDES
 
-#: The placeholder and the help text of each option.
+#: The help text of each option.
 _OPTIONS = {
-    "batch_size": ("ROWS", "rows that a worker claims at once, at most"),
-    "lease": ("TIME", "how long a claim of a worker lasts unless renewed: 90s, 5m"),
-    "rate": (
-        "ROWS/TIME",
-        "rows that are claimed in a second, a minute, an hour or a day: 5/s, 100/m, 1000/h, 5000/d",
-    ),
-    "max_running": ("ROWS", "rows that are running at once"),
-    "hours": (
-        "FROM-TO",
-        "the hours at which rows are claimed, in TIME_ZONE, over midnight too: 22:00-06:00",
-    ),
+    "batch_size": "rows that a worker claims at once, at most",
+    "lease": "how long a claim of a worker lasts unless renewed: 90s, 5m",
+    "rate": "rows that are claimed in a second, minute, hour or day: 5/s, 100/m, 1000/h, 5000/d",
+    "max_running": "rows that are running at once",
+    "hours": "hours at which rows are claimed, in TIME_ZONE, over midnight too: 22:00-06:00",
 }
 
 
@@ -47,15 +41,10 @@ class Command(ClaimCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
-        for name, (metavar, text) in _OPTIONS.items():
-            parser.add_argument(
-                f"--{name.replace('_', '-')}",
-                type=_value(name),
-                metavar=metavar,
-                # None is a value: it gives the option back to the handler.
-                default=SUPPRESS,
-                help=text,
-            )
+        for name, text in _OPTIONS.items():
+            option, read = f"--{name.replace('_', '-')}", partial(_value, name)
+            # None is a value: it gives the option back to the handler.
+            parser.add_argument(option, type=read, default=SUPPRESS, help=text)
         add_record(parser)
 
     def handle(self, *, models: list[Model], by: str | None, **options: Any) -> None:
@@ -72,14 +61,10 @@ class Command(ClaimCommand):
             self.stdout.write(f"{model._meta.label}{where}: {text}")
 
 
-def _value(name: str) -> Callable[[str], Any]:
-    """Return what reads one option; ArgumentTypeError in one sentence for what makes no sense."""
-
-    def read(text: str) -> Any:
-        try:
-            return override_from_text(name, text)
-        except ValueError as error:
-            words = "none, or default" if name in LIMITS else "default"
-            raise ArgumentTypeError(f"{error} Or say {words}.") from error
-
-    return read
+def _value(name: str, text: str) -> object:
+    """Read the value of one option; ArgumentTypeError in one sentence for what makes no sense."""
+    try:
+        return override_from_text(name, text)
+    except ValueError as error:
+        words = "none, or default" if name in LIMITS else "default"
+        raise ArgumentTypeError(f"{error} Or say {words}.") from error

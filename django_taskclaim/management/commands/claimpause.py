@@ -39,12 +39,8 @@ class Command(ClaimCommand):
         parser.add_argument("--all", action="store_true", help="every model")
         add_record(parser)
         if self.off:
-            parser.add_argument(
-                "--until",
-                metavar="SECONDS",
-                type=duration,
-                help="end by itself after this long: seconds, or 30m, 2h, 1d (default: never)",
-            )
+            text = "end by itself after this long: seconds, or 30m, 2h, 1d (default: never)"
+            parser.add_argument("--until", type=duration, metavar="SECONDS", help=text)
 
     def handle(
         self,

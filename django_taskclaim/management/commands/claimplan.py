@@ -25,15 +25,12 @@ class Command(ClaimCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "--chunk-size",
-            metavar="ROWS",
-            type=whole_number,
-            help=f"rows of the source in each range (default: the model's plan_ahead, or {CHUNK_SIZE:,})",
+        add = parser.add_argument
+        text = (
+            f"rows of the source in each range (default: the model's plan_ahead, or {CHUNK_SIZE:,})"
         )
-        parser.add_argument(
-            "--limit", metavar="N", type=whole_number, help="plan N ranges at most (default: all)"
-        )
+        add("--chunk-size", type=whole_number, metavar="ROWS", help=text)
+        add("--limit", type=whole_number, metavar="N", help="plan N ranges at most (default: all)")
 
     def handle(self, *, chunk_size: int | None, limit: int | None, **options: Any) -> None:
         ((model, alias),) = self.where

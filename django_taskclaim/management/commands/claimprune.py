@@ -35,12 +35,9 @@ class Command(RowsCommand):
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        text = "rows that were completed so long ago: seconds, or 30m, 12h, 30d"
         parser.add_argument(
-            "--older-than",
-            metavar="SECONDS",
-            type=duration,
-            required=True,
-            help="rows that were completed so long ago: seconds, or 30m, 12h, 30d",
+            "--older-than", type=duration, required=True, metavar="SECONDS", help=text
         )
         super().add_arguments(parser)
 

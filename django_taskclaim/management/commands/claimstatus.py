@@ -110,30 +110,21 @@ class Command(ClaimCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "--format", choices=("text", "json"), default="text", help="for people, or for programs"
-        )
-        parser.add_argument(
-            "--watch",
-            nargs="?",
-            type=duration,
-            const=WATCH_EVERY,
-            metavar="SECONDS",
-            help="draw it again every 2 seconds, or as often as given here, until Ctrl-C",
-        )
-        parser.add_argument(
+        add = parser.add_argument
+        add("--format", choices=("text", "json"), default="text", help="for people or programs")
+        text = "draw it again every 2 seconds, or as often as given here, until Ctrl-C"
+        add("--watch", nargs="?", type=duration, const=WATCH_EVERY, metavar="SECONDS", help=text)
+        text = "exit with 1 if one of these holds for one of the models"
+        add(
             "--fail-if",
             type=conditions,
             action="extend",
             default=[],
             metavar="CONDITIONS",
-            help="exit with 1 if one of these holds for one of the models",
+            help=text,
         )
-        parser.add_argument(
-            "--require-complete",
-            action="store_true",
-            help=f'exit with 1 if a row is not complete: short for --fail-if "{UNDONE}"',
-        )
+        text = f'exit with 1 if a row is not complete: short for --fail-if "{UNDONE}"'
+        add("--require-complete", action="store_true", help=text)
 
     def handle(self, *, models: list[Model], **options: Any) -> None:
         asked = [*options["fail_if"]]

@@ -51,17 +51,10 @@ class Command(ClaimCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "--limit",
-            metavar="N",
-            type=whole_number,
-            help="put back at most N rows of each model; --loop goes on at once while there are more",
-        )
-        parser.add_argument(
-            "--loop",
-            action="store_true",
-            help='look every TASKCLAIM["REAPER_INTERVAL"] until SIGTERM or Ctrl-C',
-        )
+        text = "put back at most N rows of each model; --loop goes on at once while there are more"
+        parser.add_argument("--limit", type=whole_number, metavar="N", help=text)
+        text = 'look every TASKCLAIM["REAPER_INTERVAL"] until SIGTERM or Ctrl-C'
+        parser.add_argument("--loop", action="store_true", help=text)
 
     def handle(self, *, limit: int | None, loop: bool, **options: Any) -> None:
         if loop:
