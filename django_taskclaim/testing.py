@@ -125,7 +125,7 @@ class _Runner:
             self.running.run(item)
             self.inflight.settle(item)
             results += item.rows
-        while (moment := self.writer.next_write()) < math.inf:
+        while (moment := self.inflight.write_at()) < math.inf:
             time.sleep(max(0.0, moment - clock()))
             self.writer.write()
         return results

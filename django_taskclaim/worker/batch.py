@@ -228,13 +228,12 @@ class HeldRow:
             " let it save a copy.copy() of it."
         )
 
-    def is_overdue(self, now: float | None = None) -> bool:
+    def is_overdue(self, now: float) -> bool:
         """Say whether the lease has so little left, by this process's own clock, that it counts as lost."""
         claim = self.claim
         if claim.local_deadline is None:
             return False
-        left = claim.local_deadline - (clock() if now is None else now)
-        return left < claim.lease.total_seconds() * (1 - SELF_FENCE)
+        return claim.local_deadline - now < claim.lease.total_seconds() * (1 - SELF_FENCE)
 
     def may_start(self, now: float) -> bool:
         """Say whether a handler may be called with the row: its claim stands, as far as is known here."""

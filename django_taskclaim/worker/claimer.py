@@ -31,7 +31,7 @@ from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import BatchSize, WorkerOptions
 from django_taskclaim.worker.records import Limited, changed, watch
 from django_taskclaim.worker.service import Service
-from django_taskclaim.worker.writer import ENOUGH, Writer
+from django_taskclaim.worker.writer import Writer
 
 #: The longest wait, in seconds, between two tries to claim from a database that is away.
 LONGEST_WAIT = 5.0
@@ -89,7 +89,6 @@ class Claimer(threading.Thread):
             options.using, inflight, service.counters, sizes, self.keeper.was_away_since
         )
         inflight.low = max((source.least for source in self.sources), default=1)
-        inflight.enough = ENOUGH
         #: Set by this thread once it is at work, and by the thread that lets it claim then.
         self.started, self.opened = threading.Event(), threading.Event()
         self.leaving = threading.Event()
@@ -172,7 +171,7 @@ class Claimer(threading.Thread):
             self._write()
         looked = False
         for source in self.sources:
-            if self._may_look_for(source):
+            if self._look_at(source) <= clock():
                 self._look(source)
                 looked = True
         if self._may_claim() and (self._has_reached_a_limit() or (looked and self._has_drained())):
@@ -180,23 +179,19 @@ class Claimer(threading.Thread):
 
     def _next_turn(self) -> float:
         """Return when, by ``clock()``, there is something to do."""
-        if self._is_over():
+        if self._is_over() or (self._may_claim() and self._has_reached_a_limit()):
             return 0.0
-        moments = [clock() + LONGEST_WAIT, self._next_write()]
-        if self._may_claim():
-            if self.service.drain_asked.is_set():
-                return 0.0
-            if self.options.ends_at is not None:
-                moments.append(self.options.ends_at)
-            moments += [self._next_look(one) for one in self.sources if self._has_room(one)]
+        moments = [clock() + LONGEST_WAIT, self._next_write(), *map(self._look_at, self.sources)]
+        if self._may_claim() and self.options.ends_at is not None:
+            moments.append(self.options.ends_at)
         return min(moments)
 
     # Writing
 
     def _next_write(self) -> float:
         """Return when to write; what is about to be claimed brings more to write."""
-        more_to_come = any(map(self._may_look_for, self.sources))
-        return self.writer.next_write(more_to_come=more_to_come)
+        more_to_come = any(self._look_at(source) <= clock() for source in self.sources)
+        return self.inflight.write_at(more_to_come=more_to_come)
 
     def _write(self) -> None:
         self._ensure_usable()
@@ -220,16 +215,10 @@ class Claimer(threading.Thread):
     def _may_claim(self) -> bool:
         return not self.leaving.is_set() and not self.finished.is_set()
 
-    def _may_look_for(self, source: _Source) -> bool:
-        return (
-            self._may_claim()
-            and not self._has_reached_a_limit()
-            and self._has_room(source)
-            and clock() >= self._next_look(source)
-        )
-
-    def _next_look(self, source: _Source) -> float:
-        """Return when, by ``clock()``, to look for rows of this model again."""
+    def _look_at(self, source: _Source) -> float:
+        """Return when, by ``clock()``, to look for rows of this model again; infinity while it may have no more."""
+        if not self._may_claim() or self._has_reached_a_limit() or not self._has_room(source):
+            return math.inf
         return min(source.next_look, self.service.calls.look_at(source.model))
 
     def _has_room(self, source: _Source) -> bool:

@@ -25,6 +25,11 @@ from django_taskclaim.worker.batch import (
     WorkItem,
 )
 
+#: Seconds that a result waits for others to be written with, while more are to come.
+LINGER = 0.05
+#: Results that are enough not to wait for more: one statement's worth.
+ENOUGH = 500
+
 
 @dataclass(slots=True)
 class InFlight:
@@ -39,8 +44,6 @@ class InFlight:
     closed: bool = False
     #: A take that leaves fewer calls of a model than this tells those who wait, for more may be claimed.
     low: int = 1
-    #: So many results tell those who wait, for it is worth while to write them.
-    enough: int = 1
     _lock: threading.RLock = field(default_factory=threading.RLock)
     #: For those who wait for items. Each row passes here twice, so nobody is woken who would find nothing to do.
     _arrived: threading.Condition = field(init=False)
@@ -94,7 +97,7 @@ class InFlight:
             now, before = clock(), len(self._unwritten)
             done.outcome, done.ran, done.came = DONE, now - item.started, now
             self._unwritten[done] = None
-            if not before or before >= self.enough:
+            if not before or before >= ENOUGH:
                 self._changed.notify_all()
             held = batch.waiting.popleft()
             batch.started[held.number] = 1
@@ -175,11 +178,7 @@ class InFlight:
             if handler.is_async:
                 # It makes room for another.
                 self._arrived.notify_all()
-            if (
-                not before
-                or len(self._unwritten) >= self.enough
-                or handler.model not in self._waiting
-            ):
+            if not before or len(self._unwritten) >= ENOUGH or handler.model not in self._waiting:
                 self._changed.notify_all()
             return True
 
@@ -283,21 +282,18 @@ class InFlight:
             for result in results:
                 result.came, result.locked = clock() + seconds, True
 
-    def write_at(self, linger: float, *, more_to_come: bool = False) -> float:
+    def write_at(self, *, more_to_come: bool = False) -> float:
         """Return when, by ``clock()``, there is something to be written; infinity where there is nothing.
 
-        At once where enough has come, or nothing runs nor is *more_to_come*; else when the oldest result has waited for
-        *linger* seconds, or a row that somebody had locked is to be tried again.
+        At once where enough has come, or nothing runs nor is *more_to_come* from rows not claimed yet; else when the
+        oldest result has waited long enough, or a row that somebody had locked is to be tried again.
         """
-        if not self._unwritten:
-            return math.inf
         with self._lock:
             fresh, locked = self._fresh_and_locked()
             is_last = not more_to_come and self.runs_dry()
-            if fresh and (is_last or len(fresh) >= self.enough):
+            if fresh and (is_last or len(fresh) >= ENOUGH):
                 return 0.0
-            moments = [result.came for result in locked]
-            moments += [fresh[0].came + linger] if fresh else []
+            moments = [result.came for result in locked] + [one.came + LINGER for one in fresh[:1]]
             return min(moments, default=math.inf)
 
     # Looking

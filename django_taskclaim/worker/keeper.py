@@ -179,7 +179,7 @@ class LeaseKeeper:
         The main thread calls it too: the service thread may hang in a statement.
         """
         for held in self.inflight.held():
-            if held.is_overdue() and not held.claim.lost:
+            if held.is_overdue(clock()) and not held.claim.lost:
                 # A running one is renewed again as soon as that works, for the second run would be beside the first.
                 held.claim.lost = held.fenced = True
                 lost(held.row, "could not be renewed in time")

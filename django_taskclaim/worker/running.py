@@ -149,7 +149,7 @@ class Running:
         If its worker ends from here on, the row has failed. Otherwise it was not started, and has killed nobody.
         """
         (held,) = item.rows
-        if held.claim.lost or held.abandoned or held.is_overdue():
+        if not held.may_start(clock()):
             # It will not be called, so it must not seem to have started.
             return
         try:
@@ -193,21 +193,19 @@ class Running:
         self.inflight.judge(item, zip(called, outcomes, strict=True), ran)
 
     def _callable(self, item: WorkItem, given: list[HeldRow]) -> list[HeldRow]:
-        """Return the rows that the handler can be called with, and note what becomes of the others, if anything."""
-        now = clock()
-        called = [held for held in given if held.may_start(now)]
-        if len(called) < len(given):
-            # Between two halves: the handler may have ended some claims itself.
-            ended = [held for held in given if held.claim.ended]
-            late = [held for held in given if held.claim.lost or held.is_overdue()]
-            self.inflight.judge(item, [(held, NOT_STARTED) for held in late])
-            self.inflight.judge(item, [(held, held.claim.how_ended() or Ended()) for held in ended])
-            called = [held for held in given if held not in ended and held not in late]
-            called = [held for held in called if not held.abandoned]
-        if called and called[0].handler.needs_source:
-            gone = [held for held in called if lacks_source(held.row)]
-            self.inflight.judge(item, [(held, _without_source(held)) for held in gone])
-            called = [held for held in called if held not in gone]
+        """Return the rows that the handler can be called with, and note what becomes of the others."""
+        now, called = clock(), list[HeldRow]()
+        others: list[tuple[HeldRow, Outcome]] = []
+        for held in given:
+            if not held.may_start(now):
+                # Between two halves: the handler may have ended some claims itself.
+                others.append((held, held.claim.how_ended() or NOT_STARTED))
+            elif item.handler.needs_source and lacks_source(held.row):
+                others.append((held, _without_source(held)))
+            else:
+                called.append(held)
+        if others:
+            self.inflight.judge(item, others)
         return called
 
     # What the answers mean
@@ -220,13 +218,6 @@ class Running:
             return [held.claim.how_ended() or Ended(completed=held.ending) for held in called]
         if answer.error is not None and answer.at_commit:
             return self._after_commit(called, answer.error, since)
-        if answer is NOTHING_SAID:
-            return [
-                DONE
-                if not held.remade and standing_claim(held.row) is not None
-                else held.claim.how_ended() or _done(held)
-                for held in called
-            ]
         said, error = _read(called, answer)
         together = len(called) > 1 and (error is not None or called[0].handler.atomic)
         if together and not (error and self._says_nothing_of_the_rows(called, error, since)):
@@ -264,6 +255,8 @@ class Running:
         return self._was_an_outage(called[0].handler, error, since)
 
     def _outcome(self, held: HeldRow, error: BaseException | str | None, since: float) -> Outcome:
+        if error is None and standing_claim(held.row) is held.claim and not held.remade:
+            return DONE
         if (ended := held.claim.how_ended()) is not None:
             # The handler called a verb itself, or deleted the row.
             if error is not None:
@@ -377,7 +370,7 @@ def _read(
     error = answer.error
     if answer.by_row is not None:
         return answer.by_row, None
-    if error is None and called[0].handler.batch:
+    if answer.value is not None and called[0].handler.batch:
         try:
             return of_answer([held.row for held in called], answer.value), None
         except Exception as refused:

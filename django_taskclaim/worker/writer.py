@@ -52,10 +52,6 @@ from django_taskclaim.worker.records import (
     unrecorded,
 )
 
-#: Seconds that a result waits for others to be written with, while more are to come.
-LINGER = 0.05
-#: Results that are enough not to wait for more: one statement's worth.
-ENOUGH = 500
 #: Seconds until a result that has met a lock is tried again.
 LOCKED = 1.0
 #: Seconds until it is tried again once the session was ended that had the row locked.
@@ -87,13 +83,6 @@ class Writer:
         #: By ``clock()``, when it last began a statement.
         self.last_turn = clock()
         self._limited = Limited()
-
-    def next_write(self, *, more_to_come: bool = False) -> float:
-        """Return when, by ``clock()``, there is something to be written; infinity where there is nothing.
-
-        With *more_to_come* from rows not claimed yet, results wait for theirs although nothing runs just now.
-        """
-        return self.inflight.write_at(LINGER, more_to_come=more_to_come)
 
     def write(self) -> bool:
         """Write all results that are due, and say whether that took a statement.
@@ -225,7 +214,7 @@ class Writer:
             if (ended := result.claim.how_ended()) is not None:
                 # By its handler, which went on after its time was over.
                 result.outcome = ended
-                self._note_ended([result])
+                self._note([result], ended, 0.0)
                 continue
             raised = getattr(result.outcome, "error", None)
             error = raised if isinstance(raised, BaseException) else None
@@ -263,13 +252,15 @@ class Writer:
             case Failed():
                 fail(_rows_of(results), outcome.error, retry=True)
             case Ambiguous():
-                self._decide(results, outcome)
+                self._decide(results[0], outcome)
 
     def _note(self, results: list[HeldRow], outcome: Outcome | None, seconds: float) -> None:
-        """Count and log what has been written."""
+        """Count and log what has been written, here or before: by the handler, or with its transaction."""
         match outcome:
-            case Done():
-                self._note_completed(results, seconds)
+            case Done() | Ended(completed=True):
+                self.counters.count_done(results[0].handler.model, len(results))
+                ran = sum([result.ran for result in results])
+                changed("completed", _rows_of(results), seconds, ran=ran)
             case PutBack():
                 changed("released", _rows_of(results), seconds, why=outcome.reason)
             case Failed():
@@ -281,13 +272,9 @@ class Writer:
                     if result.claim.too_long and result.handler.has_ranges:
                         # Contention there would roll back the failure with it.
                         after_commit(self.using, partial(self._halve, result.row))
-            case _:
-                self._note_ended(results, seconds)
-
-    def _note_completed(self, results: list[HeldRow], seconds: float) -> None:
-        self.counters.count_done(results[0].handler.model, len(results))
-        ran = sum(result.ran for result in results)
-        changed("completed", _rows_of(results), seconds, ran=ran)
+            case Ended(failure=(name, text)):
+                for result in results:
+                    self._note_failed(result, (name, text), seconds)
 
     def _halve(self, row: Model) -> None:
         """Split a range that took too long; where that fails it is tried again as it is."""
@@ -308,28 +295,17 @@ class Writer:
         self.counters.count_error(type(row), f"{name}: {text}" if name else text, final=final)
         failed(row, seconds, name, text, ran=result.ran, final=final, raised=raised)
 
-    def _decide(self, results: list[HeldRow], outcome: Ambiguous) -> None:
+    def _decide(self, result: HeldRow, outcome: Ambiguous) -> None:
         """Find out, by the token, whether a transaction was committed whose COMMIT was not answered."""
-        (result,) = results
         found = judge_ambiguous_commit([result.row], patience=0)
         if found.still_held:
             result.outcome = outcome.otherwise
-            self._apply(results)
+            self._apply([result])
         elif found.committed:
             result.outcome = COMPLETED
+            self._note([result], COMPLETED, 0.0)
         else:
             _log_undecided(result, outcome.error)
-
-    def _note_ended(self, results: list[HeldRow], seconds: float = 0.0) -> None:
-        """Count what was written before: by the handler, with its transaction, or once it was decided."""
-        outcome = results[0].outcome
-        if not isinstance(outcome, Ended):
-            return
-        if outcome.completed:
-            self._note_completed(results, seconds)
-        elif outcome.failure is not None:
-            for result in results:
-                self._note_failed(result, outcome.failure, seconds)
 
 
 class _Search:
