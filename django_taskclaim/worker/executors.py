@@ -59,17 +59,15 @@ class Executor(threading.Thread):
 
     def _inform_breaker(self, item: WorkItem) -> None:
         """Count what says something of the surroundings: a bad row, and one put back, say nothing."""
-        outcomes = [task.outcome for task in item.rows]
-        good = sum(
-            isinstance(one, Done) or (isinstance(one, Ended) and one.completed) for one in outcomes
-        )
-        bad = sum(
-            not isinstance(one.error, Permanent)
-            if isinstance(one, Failed)
-            else isinstance(one, Ended) and one.failure is not None and not one.permanent
-            for one in outcomes
-        )
-        model = item.handler.model
+        model, good, bad = item.handler.model, 0, 0
+        for held in item.rows:
+            match held.outcome:
+                case Done() | Ended(completed=True):
+                    good += 1
+                case Failed(error):
+                    bad += not isinstance(error, Permanent)
+                case Ended(failure=(_, _), permanent=False):
+                    bad += 1
         self.throttles.heard(model, good=good, bad=bad)
         if bad and self.throttles.gives_back(model):
             # At once: by the service's next round the rest of a quick handler's batch would have failed, too.
@@ -103,18 +101,14 @@ class HandlerThread(Executor):
         self._prepare_for(self._idle_beside())
         self.started.set()
         try:
-            while (item := self._take()) is not None:
-                self._work(item)
+            while not self.leaving.is_set():
+                item = self.inflight.take(LOOK, self.leaving, is_async=False)
+                if item is None:
+                    self._tidy_up(idle=True)
+                else:
+                    self._work(item)
         finally:
             close_all()
-
-    def _take(self) -> WorkItem | None:
-        """Wait for an item; None once the thread is to leave."""
-        while (item := self.inflight.take(LOOK, self.leaving, is_async=False)) is None:
-            if self.leaving.is_set():
-                break
-            self._tidy_up(idle=True)
-        return item
 
     def _work(self, item: WorkItem) -> None:
         try:

@@ -45,13 +45,10 @@ class InFlight:
     #: A take that leaves fewer calls of a model than this tells those who wait, for more may be claimed.
     low: int = 1
     _lock: threading.RLock = field(default_factory=threading.RLock)
-    #: For those who wait for items. Each row passes here twice, so nobody is woken who would find nothing to do.
-    _arrived: threading.Condition = field(init=False)
-    #: For those who wait for room, or for results.
+    #: For executors that wait for rows, and for the claimer that waits for room or for results.
     _changed: threading.Condition = field(init=False)
 
     def __post_init__(self) -> None:
-        self._arrived = threading.Condition(self._lock)
         self._changed = threading.Condition(self._lock)
 
     # In at one end
@@ -66,7 +63,7 @@ class InFlight:
             if self.closed:
                 return False
             self._waiting.setdefault(first.handler.model, deque()).append(batch)
-            self._arrived.notify_all()
+            self._changed.notify_all()
             return True
 
     def take(self, timeout: float, leaving: threading.Event, *, is_async: bool) -> WorkItem | None:
@@ -75,13 +72,11 @@ class InFlight:
         None after *timeout* seconds or when *leaving* is set.
         """
         with self._lock:
-            batch = self._next(is_async=is_async)
-            if batch is None and timeout:
-                self._arrived.wait_for(
-                    lambda: leaving.is_set() or self._next(is_async=is_async) is not None, timeout
-                )
-                batch = self._next(is_async=is_async)
-            return None if batch is None or leaving.is_set() else self._start(batch)
+            self._changed.wait_for(
+                lambda: leaving.is_set() or self._next(is_async=is_async) is not None, timeout
+            )
+            batch = None if leaving.is_set() else self._next(is_async=is_async)
+            return None if batch is None else self._start(batch)
 
     def take_next(self, item: WorkItem) -> HeldRow | None:
         """Note the row of an item as done, and start the next one of its claim as part of the same item.
@@ -165,22 +160,21 @@ class InFlight:
     def settle(self, item: WorkItem) -> bool:
         """Take the results of an item that ran; False, and nothing taken, if it was abandoned before."""
         with self._lock:
-            if item is self._alone:
+            was_alone, is_kept = item is self._alone, item in self._running
+            if was_alone:
                 self._alone = None
-                self._arrived.notify_all()
-            if item not in self._running:
-                return False
-            handler, before = item.handler, len(self._unwritten)
-            self._running.remove(item)
-            for held in item.rows:
-                if held.outcome is not None:
-                    self._unwritten[held] = None
-            if handler.is_async:
-                # It makes room for another.
-                self._arrived.notify_all()
-            if not before or len(self._unwritten) >= ENOUGH or handler.model not in self._waiting:
+            before = len(self._unwritten)
+            if is_kept:
+                self._running.remove(item)
+                for held in item.rows:
+                    if held.outcome is not None:
+                        self._unwritten[held] = None
+            is_last = item.handler.model not in self._waiting
+            # A coroutine that has ended makes room for another.
+            makes_room = was_alone or is_last or item.handler.is_async
+            if makes_room or not before or len(self._unwritten) >= ENOUGH:
                 self._changed.notify_all()
-            return True
+            return is_kept
 
     def abandon(
         self,
@@ -272,9 +266,6 @@ class InFlight:
             for result in results:
                 self._unwritten.pop(result, None)
             self._changed.notify_all()
-            if self._waiting:
-                # A quarantined row waits for that.
-                self._arrived.notify_all()
 
     def postpone(self, results: Iterable[HeldRow], seconds: float) -> None:
         """Postpone these results by so many seconds; others are written before them."""
@@ -340,4 +331,3 @@ class InFlight:
         """Let those who wait look again."""
         with self._lock:
             self._changed.notify_all()
-            self._arrived.notify_all()
