@@ -66,12 +66,14 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
 
     def more(self) -> HttpResponse:
         """Claim as many rows as ``batch_size`` leaves room for, and show the page again."""
-        is_short = len(self._claim()) < self.batch_size
-        # After what is the user's own was renewed, and only where there is not enough without.
-        if is_short and self.puts_back_expired:
-            self.get_queryset().release_expired(limit=MOST_PUT_BACK)
+        if len(self._claim()) < self.batch_size and self._put_back():
             self._claim()
         return HttpResponseRedirect(f"{self.request.path}?asked")
+
+    def _put_back(self) -> int:
+        """Put back expired rows, after what is the user's own was renewed, and return how many."""
+        rows: Any = self.get_queryset()
+        return rows.release_expired(limit=MOST_PUT_BACK) if self.puts_back_expired else 0
 
     def _claim(self) -> list[Any]:
         rows: list[Any] = self._claimable().claim_batch(
