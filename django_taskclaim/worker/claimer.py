@@ -269,11 +269,11 @@ class Claimer(threading.Thread):
         if self.service.stop_of(model):
             # The service sees when that is over.
             return False
-        switch = self.keeper.switches.get(model)
-        if switch is None:
+        stops = self.keeper.stops.get(model)
+        if stops is None:
             # The switch has not been read yet: the claim might get the wrong lease.
             return None
-        most = source.size.most(switch.batch_size, switch.lease)
+        most = source.size.most(stops.own.batch_size, stops.own.lease)
         left = math.inf if self.options.max_rows is None else self.options.max_rows - self.claimed
         room = self.service.throttles.room(model)
         size = int(min(most, left, math.inf if room is None else room))

@@ -25,7 +25,7 @@ from django_taskclaim.querysets.cursor import Request
 from django_taskclaim.querysets.instances import claimed_by
 from django_taskclaim.querysets.isolating import is_refused
 from django_taskclaim.querysets.writes import Given, renew
-from django_taskclaim.tables import Switch
+from django_taskclaim.switch import Stops
 from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.worker.batch import Batch, Failed, HeldRow, PutBack
 from django_taskclaim.worker.calling import outlived
@@ -38,6 +38,8 @@ from django_taskclaim.worker.records import logger, lost, named
 RENEW_AGAIN = 1.0
 #: Seconds for which this connection must live on before a broken session is the row's own fault.
 SETTLING = 0.5
+#: Seconds without an answer after which the database counts as away.
+SILENCE = 10.0
 #: Seconds between two looks for rows on which nobody works; fewer for short leases.
 LOOK_EVERY = 1.0
 
@@ -76,9 +78,9 @@ class LeaseKeeper:
         self.inflight = inflight
         self.throttles = throttles
         self.wake_event = wake_event
-        #: The switch of each model, whose ``batch_size`` and ``lease`` the next claims follow. A model is missing until
-        #: its switch has been read; until then its rows are not claimed.
-        self.switches: dict[type[Model], Switch] = {}
+        #: What is stored for each model: what stops everybody's claims, and the ``batch_size`` and ``lease`` that the
+        #: next claims follow. A model is missing until that has been read; until then its rows are not claimed.
+        self.stops: dict[type[Model], Stops] = {}
         #: What transactions that stay open are measured by, in every thread.
         self.longest_lease = max(map(self.lease_of, handlers))
         #: A handler has overrun, so the process is to be replaced: a thread cannot be killed.
@@ -101,12 +103,12 @@ class LeaseKeeper:
 
     def lease_of(self, handler: Handler) -> timedelta:
         """Return how long the next claims for *handler* last unless renewed."""
-        switch = self.switches.get(handler.model)
-        return handler.lease if switch is None or switch.lease is None else switch.lease
+        stops = self.stops.get(handler.model)
+        return handler.lease if stops is None or stops.own.lease is None else stops.own.lease
 
-    def follow(self, model: type[Model], switch: Switch) -> None:
-        """Let the next claims of *model* follow the overrides, and measure open transactions by the new leases."""
-        self.switches[model] = switch
+    def follow(self, model: type[Model], stops: Stops) -> None:
+        """Let the next claims of *model* follow what is stored, and measure open transactions by the new leases."""
+        self.stops[model] = stops
         self.longest_lease = max(map(self.lease_of, self.handlers))
 
     def renewal_interval(self) -> float:
@@ -146,18 +148,13 @@ class LeaseKeeper:
         was sent there.
         """
         # A server that goes down ends its sessions one after the other.
-        settled = self._is_settled_since(clock() + SETTLING, timeout=10)
-        return not settled or self.troubled_since(moment)
-
-    def _is_settled_since(self, moment: float, timeout: float) -> bool:
-        """Wait until the service thread has had an answer, good or bad, from the database after *moment*."""
-        end = clock() + timeout
-        while clock() < end:
-            if max(self._answered, self._last_trouble) > moment:
+        settled, end = clock() + SETTLING, clock() + SILENCE
+        while max(self._answered, self._last_trouble) <= settled:
+            if clock() >= end:
                 return True
             self.wake_event.set()
             time.sleep(0.05)
-        return False
+        return self.troubled_since(moment)
 
     # What other threads ask for
 

@@ -33,7 +33,7 @@ from django_taskclaim.leases import forget
 from django_taskclaim.models import Throttle, WorkerProcess
 from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
-from django_taskclaim.switch import NO_REASON, Stops, stops_of
+from django_taskclaim.switch import NO_REASON, stops_of
 from django_taskclaim.tables import SILENCE_KEPT
 from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.worker import more_duties
@@ -97,8 +97,6 @@ class Service(threading.Thread):
         self.process = process_name(options.name)
         self.handlers = handlers
         self.inflight = inflight
-        #: What stops everybody's claims of each model, as the last look found it. A model is missing before the first.
-        self.stops: dict[type[Model], Stops] = {}
         self.counters = Counters()
         #: What stops claims by itself: health checks, asked here, and failures, heard from the executors.
         self.throttles = Throttles(
@@ -213,7 +211,7 @@ class Service(threading.Thread):
 
     def stop_of(self, model: type[Model]) -> str:
         """Return why rows of *model* are not claimed now, empty while they may be; asks no database."""
-        stops = self.stops.get(model)
+        stops = self.keeper.stops.get(model)
         if stops is not None and stops.pauses:
             return f"paused: {stops.pauses[0].reason or NO_REASON}"
         why = self.throttle_of(model)
@@ -221,12 +219,12 @@ class Service(threading.Thread):
 
     def throttle_of(self, model: type[Model]) -> str:
         """Return which throttle stops claims of *model*, by everybody or by this process; empty where none does."""
-        stops = self.stops.get(model)
+        stops = self.keeper.stops.get(model)
         return (stops.throttled if stops is not None else "") or self.throttles.reason_for(model)
 
     def _read_switch_when_it_matters(self) -> bool:
-        is_unread = len(self.stops) < len(self.handlers)
-        is_stopped = any(map(_stops_everybody, self.stops.values()))
+        is_unread = len(self.keeper.stops) < len(self.handlers)
+        is_stopped = any(self._is_stopped(handler.model) for handler in self.handlers)
         # An idle process asks, too, to know that it could renew.
         if not (self.inflight.held() or is_stopped or is_unread or self.keeper.is_silent()):
             return False
@@ -240,9 +238,8 @@ class Service(threading.Thread):
         """
         for handler in self.handlers:
             model = handler.model
-            is_first, before = model not in self.stops, self.stop_of(model)
-            self.stops[model] = stops_of(model, using=self.options.using)
-            self.keeper.follow(model, self.stops[model].own)
+            is_first, before = model not in self.keeper.stops, self.stop_of(model)
+            self.keeper.follow(model, stops_of(model, using=self.options.using))
             now = self.stop_of(model)
             if now and now != before:
                 logger.info("%s is %s", model._meta.label, now)
@@ -251,9 +248,14 @@ class Service(threading.Thread):
                 self.calls.look_now(model)
 
     def _give_back_stopped(self) -> None:
-        for model, stops in self.stops.items():
-            if _stops_everybody(stops) or self.throttles.gives_back(model):
-                self.keeper.withdraw(model)
+        for handler in self.handlers:
+            if self._is_stopped(handler.model) or self.throttles.gives_back(handler.model):
+                self.keeper.withdraw(handler.model)
+
+    def _is_stopped(self, model: type[Model]) -> bool:
+        """Say whether claims of *model* are stopped for everybody."""
+        stops = self.keeper.stops.get(model)
+        return stops is not None and bool(stops.pauses or stops.throttled)
 
     # The rest
 
@@ -279,9 +281,10 @@ class Service(threading.Thread):
         """Write the row of the process."""
         rows = WorkerProcess.objects.using(self.options.using)
         counters, refused = self.counters, refusals(None, self.options.using)
+        is_paused = any(stops.pauses for stops in [*self.keeper.stops.values()])
         facts: dict[str, Any] = {
             "seen_at": DatabaseNow(),
-            "state": "paused" if any(stops.pauses for stops in self.stops.values()) else "running",
+            "state": "paused" if is_paused else "running",
             "rows_held": held,
             "rows_done": counters.done,
             "rows_failed": counters.failed,
@@ -302,10 +305,6 @@ class Service(threading.Thread):
     def _sign_off(self) -> None:
         WorkerProcess.objects.using(self.options.using).filter(name=self.process).delete()
         self.throttles.sign_off()
-
-
-def _stops_everybody(stops: Stops) -> bool:
-    return bool(stops.pauses or stops.throttled)
 
 
 def prune(using: str) -> bool:

@@ -216,7 +216,7 @@ FAULTS = {
         ),
         fault(
             "A busy worker keeps what it has not started when its model is paused.",
-            (SERVICE, "if _stops_everybody(stops) or self", "if self"),
+            (SERVICE, "if self._is_stopped(handler.model) or self", "if self"),
         ),
     ],
     10: [

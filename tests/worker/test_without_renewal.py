@@ -12,7 +12,7 @@ from django.db import connection
 
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE
-from django_taskclaim.tables import Switch
+from django_taskclaim.switch import set_overrides, stops_of
 from django_taskclaim.worker.batch import Notes, hold, shared_memory
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.inflight import InFlight
@@ -109,7 +109,8 @@ def test_renewals_follow_the_shortest_lease_that_is_held(db: None) -> None:
     handler, inflight = Handler(Photo, print), InFlight()
     service = Service(WorkerOptions((Photo._meta.label,), "w", "default"), [handler], inflight)
     inflight.add(hold(handler, Photo.objects.claim_batch(1, lease=4)))
-    service.keeper.follow(Photo, Switch(lease=timedelta(hours=1)))
+    set_overrides(Photo, lease=timedelta(hours=1), using="default")
+    service.keeper.follow(Photo, stops_of(Photo))
     assert service.keeper.lease_of(handler) == timedelta(hours=1)
     assert service.keeper.renewal_interval() == 4 / RENEWALS_PER_LEASE
     service.calls.wake_event.close()
