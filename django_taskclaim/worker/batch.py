@@ -244,18 +244,24 @@ class HeldRow:
 class WorkItem:
     """What one call of a handler is about: one row, or for a batch handler the rows of one claim."""
 
-    #: By ``clock()``, when the call under way began.
+    #: By ``clock()``, when the call under way began, and the thread that it runs in.
     started: float = math.inf
+    thread: int | None = None
 
     def __init__(self, handler: Handler, rows: list[HeldRow]) -> None:
         self.handler = handler
         self.rows = rows
         #: The rows of the call under way: fewer than the item's while a batch is run in halves.
         self.called = rows
-        self.thread = threading.get_ident()
+
+    @property
+    def has_begun(self) -> bool:
+        """Say whether the handler was called; a coroutine waits until its event loop comes to it."""
+        return self.started < math.inf
 
     def begin(self, called: list[HeldRow]) -> None:
-        """Note that a call with these rows begins."""
+        """Note that a call with these rows begins in this thread."""
+        self.thread = threading.get_ident()
         # In this order: who looks at the rows first, and at the time then, takes no new call for one that overran.
         self.started = clock()
         self.called = called
@@ -266,7 +272,7 @@ class WorkItem:
 
     def ran(self) -> float:
         """Return how many seconds of its timeout the call under way has used."""
-        return clock() - self.started
+        return max(0.0, clock() - self.started)
 
     def overran(self) -> bool:
         """Say whether the call under way is still at it after its time."""

@@ -27,7 +27,7 @@ from django_taskclaim.querysets.isolating import is_refused
 from django_taskclaim.querysets.writes import Given, renew
 from django_taskclaim.switch import Stops
 from django_taskclaim.throttling.throttles import Throttles
-from django_taskclaim.worker.batch import Batch, Failed, HeldRow, PutBack
+from django_taskclaim.worker.batch import NOT_STARTED, Batch, Failed, HeldRow, PutBack
 from django_taskclaim.worker.calling import outlived
 from django_taskclaim.worker.calls import WakeEvent
 from django_taskclaim.worker.inflight import InFlight
@@ -268,9 +268,11 @@ class LeaseKeeper:
         if any(one in late for one in coroutines):
             # Any of them may be the one that blocks their event loop.
             late += [one for one in coroutines if one not in late]
+        begun = [item for item, _ in coroutines if item.has_begun]
         for item, called in late:
-            alone = len(coroutines if item.handler.is_async else called) == 1
-            self.inflight.abandon(item, _overrun(item.handler, alone=alone), item.ran(), called)
+            alone = len(begun if item.handler.is_async else called) == 1
+            outcome = _overrun(item.handler, alone=alone) if item.has_begun else NOT_STARTED
+            self.inflight.abandon(item, outcome, item.ran(), called)
 
 
 def _is_renewable(held: HeldRow) -> bool:

@@ -1,11 +1,19 @@
 """Batch handlers, coroutine functions and atomic handlers in real workers."""
 
 from collections.abc import Callable
+from threading import Event
+from unittest.mock import MagicMock
 
 import pytest
 from django.db import connection
 
-from tests.testapp.models import Effect, Job, Ledger
+from django_taskclaim.handlers import Handler
+from django_taskclaim.worker.batch import NOT_STARTED, Failed, hold
+from django_taskclaim.worker.inflight import InFlight
+from django_taskclaim.worker.keeper import LeaseKeeper
+from django_taskclaim.worker.options import WorkerOptions
+from tests.factories import make
+from tests.testapp.models import Effect, Job, Ledger, Photo
 from tests.worker.conftest import Worker, jobs, states, wait_until
 
 Start = Callable[..., Worker]
@@ -112,7 +120,29 @@ def test_a_coroutine_that_blocks_the_loop_fails_alone(start_worker: Start) -> No
     assert worker.wait() == 0
     assert states() == {"complete": 3, "failed": 1}
     assert Job.objects.failed().get().pk == blocking
+    stacks = [event["text"] for event in worker.events() if "it is here" in event["text"]]
+    assert len(stacks) > 1
+    assert all("in do_asynchronously" in text for text in stacks)
     assert set(Job.objects.filter(pk__in=neighbours).values_list("attempts", flat=True)) == {0}
+
+
+@pytest.mark.once
+@pytest.mark.promise(10)
+def test_coroutines_that_a_blocked_loop_has_not_begun_go_back_as_not_started(db: None) -> None:
+    async def block(photo: Photo) -> None: ...
+
+    make(Photo, 3)
+    handler, inflight = Handler(Photo, block), InFlight()
+    inflight.add(hold(handler, Photo.objects.claim_batch(3)))
+    blocking, *others = [inflight.take(0, Event(), is_async=True) for _ in range(3)]
+    assert blocking
+    blocking.begin(blocking.rows)
+    blocking.started -= 3600
+    options = WorkerOptions((), "w", "default")
+    LeaseKeeper(options, [handler], inflight, MagicMock(), MagicMock()).end_overrun()
+    outcomes = [(held.outcome, held.ran) for held in inflight.unwritten()]
+    assert isinstance(outcomes[0][0], Failed)
+    assert outcomes[1:] == [(NOT_STARTED, 0.0)] * len(others)
 
 
 # Atomic handlers
