@@ -215,8 +215,8 @@ GIVE_BACK = Instruction(
     done=gettext_lazy("told to give back"),
 )
 
-#: What one worker process can be asked to do, by name.
-WORKER_ACTIONS = {one.name: one for one in (DRAIN, STOP, GIVE_BACK)}
+#: The commands that one worker process can be given, by name.
+WORKER_COMMANDS = {one.name: one for one in (DRAIN, STOP, GIVE_BACK)}
 
 #: What was done, by the name in the audit.
 DONE: dict[str, Text] = {

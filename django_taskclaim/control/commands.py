@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns, has_claim_columns
-from django_taskclaim.control.actions import WORKER_ACTIONS
+from django_taskclaim.control.actions import WORKER_COMMANDS
 from django_taskclaim.control.audit import record_action, storable
 from django_taskclaim.control.models import APP, WorkerCommand, is_on
 from django_taskclaim.db import DatabaseNow
@@ -38,9 +38,9 @@ def send_command(
             f"Commands need the tables of {APP} on the database {using!r}: add it to INSTALLED_APPS, let routers"
             " migrate it there, and run manage.py migrate."
         )
-    action = WORKER_ACTIONS.get(command)
+    action = WORKER_COMMANDS.get(command)
     if action is None:
-        given = {"command": repr(command), "commands": ", ".join(WORKER_ACTIONS)}
+        given = {"command": repr(command), "commands": ", ".join(WORKER_COMMANDS)}
         raise ValidationError(
             _("A worker cannot be told to %(command)s; it knows %(commands)s.") % given
         )

@@ -83,7 +83,7 @@ class ThroughputMinute(models.Model):
 
 
 class WorkerCommand(models.Model):
-    """A command that a person gave one worker process, see ``WORKER_ACTIONS``; it is obeyed within five seconds."""
+    """A command that a person gave one worker process, see ``WORKER_COMMANDS``; it is obeyed within five seconds."""
 
     worker = HolderField()
     command = models.CharField(max_length=20)

@@ -87,12 +87,7 @@ def acts_of(action: Action) -> Iterator[Act]:
         typed = WHY | ({NAMED[state]: "on"} if state in NAMED else {})
         yield Act(f"button {slug} of {kind}", at, typed, {kind: end}, action.name)
     if action.of_all:
-        yield listed(slug, chosen, action.name)
-
-
-def listed(name: str, changes: dict[str, Any], record: str, **more: Any) -> Act:
-    """Return the act of a button of the whole list."""
-    return Act(f"list {name}", lambda rows: act_on(Photo, name), WHY, changes, record, **more)
+        yield Act(f"list {slug}", lambda rows: act_on(Photo, slug), WHY, chosen, action.name)
 
 
 def command(what: str, name: str = WORKER, **changes: Any) -> Act:

@@ -23,7 +23,7 @@ from django_taskclaim.admin.control_room import failures
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.completion import Clear
 from django_taskclaim.control import reading
-from django_taskclaim.control.actions import WORKER_ACTIONS
+from django_taskclaim.control.actions import WORKER_COMMANDS
 from django_taskclaim.control.commands import open_commands
 from django_taskclaim.control.models import OperatorAct, is_on
 from django_taskclaim.control.reading import Mark, Slot
@@ -312,7 +312,7 @@ def worker_lines(known: Snapshot, *, sees_all: bool) -> list[dict[str, Any]]:
         sees_error = sees_all and len(worker.model_labels) == 1
         line = {
             "worker": worker,
-            "command": WORKER_ACTIONS[command].done if command else "",
+            "command": WORKER_COMMANDS[command].done if command else "",
             "error": worker.last_error if sees_error else worker.last_error.partition(": ")[0],
             "rate": known.rates.get(worker.name),
         }

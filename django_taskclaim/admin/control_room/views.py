@@ -53,7 +53,7 @@ from django_taskclaim.admin.control_room.snapshot import (
 )
 from django_taskclaim.admin.permissions import Admin, may_configure, may_operate, may_view
 from django_taskclaim.connecting import in_no_transaction
-from django_taskclaim.control.actions import RESET_FAILED, WORKER_ACTIONS, Instruction
+from django_taskclaim.control.actions import RESET_FAILED, WORKER_COMMANDS, Instruction
 from django_taskclaim.control.audit import change_overrides, record_action
 from django_taskclaim.control.commands import models_of, send_command
 from django_taskclaim.control.models import WorkerCommand, is_on
@@ -287,7 +287,7 @@ class Page:
         """Ask for confirmation, and then give one worker process the command to drain, stop or release."""
         if not self.may_operate(request):
             raise PermissionDenied
-        action = WORKER_ACTIONS.get(request.GET.get("command", ""))
+        action = WORKER_COMMANDS.get(request.GET.get("command", ""))
         if action is None or not is_on(self.alias):
             raise Http404
         name = request.GET.get("worker", "")
