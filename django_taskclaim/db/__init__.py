@@ -8,11 +8,10 @@ from django.db import NotSupportedError, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.sql.compiler import SQLCompiler
 
-from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.base import Bound, ClaimedRow, ClaimSpec, ClaimStatement, Dialect
 from django_taskclaim.db.mysql import MySQL
 from django_taskclaim.db.postgresql import PostgreSQL
-from django_taskclaim.db.sql import SQL, Table
+from django_taskclaim.db.sql import SQL
 from django_taskclaim.db.sqlite import SQLite
 from django_taskclaim.fields import MomentField
 from django_taskclaim.tables import LIMITS, SWITCH_TABLE
@@ -25,7 +24,6 @@ __all__ = [
     "DatabaseLater",
     "DatabaseNow",
     "Dialect",
-    "KeyIn",
     "SwitchIsOn",
     "dialect_for",
     "is_supported",
@@ -93,20 +91,6 @@ class SwitchIsOn(_Expression):
             f" WHERE {column['scope']} IN ({marks}) AND ({' OR '.join([stops, *limits])}))",
             self.scopes,
         )
-
-
-class KeyIn(_Expression):
-    """True for the rows of *owner* with these keys, composite or not, however many."""
-
-    conditional = True
-
-    def __init__(self, owner: type[models.Model], keys: Sequence[object]) -> None:
-        super().__init__(output_field=models.BooleanField())
-        self.owner = owner
-        self.keys = tuple(keys)
-
-    def fragment(self, dialect: Dialect) -> SQL:
-        return Table(claim_columns(self.owner), dialect.connection).keyed(self.keys)
 
 
 class DatabaseNow(_Expression):

@@ -30,7 +30,6 @@ from django_taskclaim.querysets.scope import (
     is_open,
     is_running,
     is_waiting,
-    with_keys,
 )
 from django_taskclaim.states import Status
 
@@ -86,7 +85,7 @@ class Series:
         firsts = table.python_keys(target.dialect.fetch(SQL.join(" UNION ALL ", parts)))
         if not firsts:
             return []
-        ordered = self._in_order(target, with_keys(target.rows, target, firsts))
+        ordered = self._in_order(target, target.rows.filter(pk__in=firsts))
         fields = list(dict.fromkeys([*columns.key, field, columns.status]))
         heads: dict[Any, list[Any]] = {}
         for row in target.dialect.first(ordered, table, len(firsts), fields):
@@ -211,7 +210,7 @@ class KeyChooser:
         # A row that waited for its retry may stand far behind others of its key.
         known = {self.target.table.key_of(row) for row in self._rows}
         if elsewhere := [head for head in heads if head not in known]:
-            self._rows += self._first(with_keys(self.candidates, self.target, elsewhere))
+            self._rows += self._first(self.candidates.filter(pk__in=elsewhere))
 
     def _add(self, values: Sequence[object], number: int) -> None:
         for running, value in zip(self._running, values, strict=True):

@@ -66,7 +66,6 @@ from django_taskclaim.querysets.scope import (
     is_plain,
     on_claim_table,
     refuse_unclaimable,
-    with_keys,
 )
 from django_taskclaim.querysets.transactions import (
     AWAY,
@@ -398,7 +397,7 @@ def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key], limit: int) ->
 
     def claim_part(part: Sequence[Key]) -> list[ClaimedRow]:
         wanted = limit - len(rows)
-        chosen = with_keys(found if wanted < len(part) else found.order_by(), call.target, part)
+        chosen = (found if wanted < len(part) else found.order_by()).filter(pk__in=part)
         return _send(call, _prepare(call, scan, chosen, simple=False), wanted, scan)
 
     def claim_alone(part: Sequence[Key]) -> list[ClaimedRow]:

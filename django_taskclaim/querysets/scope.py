@@ -1,6 +1,6 @@
 """What a verb works on: the table that holds the claims of a queryset's rows, and those rows as its own queryset."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
@@ -9,11 +9,10 @@ from typing import Any, Final, cast
 from django.db import DatabaseError, connections, models
 from django.db.models import Q
 from django.db.models.query import ModelIterable
-from django.db.models.sql.where import AND
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
-from django_taskclaim.db import ClaimStatement, DatabaseNow, Dialect, KeyIn, dialect_for
-from django_taskclaim.db.sql import SQL, Key, KeyTable, Table
+from django_taskclaim.db import ClaimStatement, DatabaseNow, Dialect, dialect_for
+from django_taskclaim.db.sql import SQL, KeyTable, Table
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Status, Token
@@ -188,14 +187,6 @@ def on_claim_table(queryset: Rows, target: Target) -> Rows:
         return rows
     keys = queryset.order_by().select_related(None).values(target.columns.key_path(queryset.model))
     return target.rows.order_by().filter(pk__in=keys)
-
-
-def with_keys(rows: Rows, target: Target, keys: Sequence[Key]) -> Rows:
-    """Return those of *rows*, over the target's table, that have one of these keys."""
-    rows = rows.all()
-    # filter() would add "= TRUE" on MySQL, which then uses no index.
-    rows.query.where.add(KeyIn(target.columns.owner, keys), AND)
-    return rows
 
 
 def is_of_one_table(queryset: Rows) -> bool:
