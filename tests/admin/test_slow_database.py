@@ -6,9 +6,8 @@ import pytest
 from django.db import connection
 from django.test import Client, override_settings
 
-from django_taskclaim.control.models import WorkerCommand
 from django_taskclaim.switch import pause, paused_by
-from tests.admin.room import command_url, failed, overview, photos, said, text_of, worker
+from tests.admin.room import failed, group_of, overview, photos, said, text_of, worker
 from tests.commands import nobody_answers
 from tests.factories import make
 from tests.querysets.support import execute, held_open
@@ -32,14 +31,14 @@ def test_what_was_never_known_is_shown_as_unknown_and_not_as_none(boss: Client) 
         assert untrue not in page
 
 
-@pytest.mark.parametrize("verb", ["get", "post"])
-def test_a_command_while_the_database_does_not_answer_is_not_given(boss: Client, verb: str) -> None:
-    worker()
+def test_a_retry_while_the_database_does_not_answer_changes_nothing(boss: Client) -> None:
+    failed(2)
+    where = photos("retry", group=group_of(boss))
     with impatient:
-        answer = getattr(boss, verb)(command_url("drain"), {"reason": ""} if verb == "post" else {})
+        answer = boss.post(where, {"reason": ""})
     assert answer.status_code == 302
     assert "did not answer in time" in said(answer)
-    assert not WorkerCommand.objects.exists()
+    assert Photo.objects.failed().count() == 2
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])

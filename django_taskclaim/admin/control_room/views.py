@@ -25,7 +25,7 @@ from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext
 
 from django_taskclaim import conf
 from django_taskclaim.admin.actions import claims_of, run_action
@@ -60,12 +60,10 @@ from django_taskclaim.control.models import WorkerCommand, is_on
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.monitoring.overview import database_time, workers
+from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.templatetags.taskclaim_admin import number
 
 TEMPLATES = "admin/taskclaim/control_room"
-
-LATE = gettext_lazy("Nothing was changed: the database did not answer in time.")
 
 #: Milliseconds between two refreshes.
 EVERY = 2500
@@ -291,11 +289,7 @@ class Page:
         if action is None or not is_on(self.alias):
             raise Http404
         name = request.GET.get("worker", "")
-        known = in_time(self.alias, lambda: workers(self.alias))
-        if known is None:
-            messages.error(request, LATE)
-            return self._back()
-        worker = next((one for one in known if one.name == name), None)
+        worker = WorkerProcess.objects.using(self.alias).filter(name=name).first()
         if worker is None:
             gone = _("Nothing was changed: no worker is listed as %(name)s any more.")
             messages.warning(request, gone % {"name": name})
@@ -369,7 +363,8 @@ class Page:
         rows = self.rows(request)
         failed = in_time(self.alias, lambda: sample(rows, database_time(self.alias)))
         if failed is None:
-            messages.error(request, LATE)
+            late = _("Nothing was changed: the database did not answer in time.")
+            messages.error(request, late)
             return self._back()
         found = next((one for one in failed.groups if one.id == group), None)
         if found is None:
