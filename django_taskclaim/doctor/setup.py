@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -26,49 +27,39 @@ LONG = timedelta(minutes=1)
 
 
 def missing_tables(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
-    """Yield the tables and columns that the database lacks; without them no row can be claimed and read.
+    """Yield the tables and columns that the databases lack; without them no row can be claimed and read."""
+    for at, needed in _needed(model, alias).items():
+        connection = connections[at]
+        with connection.cursor() as cursor:
+            tables = set(connection.introspection.table_names(cursor, include_views=True))
+        absent = defaultdict[str, list[str]](list)
+        for one in needed:
+            if not _is_there(one, tables):
+                absent[_how_to_make(one, at)].append(real_name(one._meta.db_table))
+        # One command may make several tables.
+        for command, names in absent.items():
+            text = f"The database {at!r} lacks the table{'s' * (len(names) > 1)} {listed(names)}."
+            yield checks.Error(text, command)
+        for one in needed:
+            if _is_there(one, tables):
+                yield from _missing_columns(one, at)
 
-    The source of a companion or of ranges is among them.
-    """
+
+def _needed(model: type[models.Model], alias: str) -> dict[str, list[type[models.Model]]]:
+    """Return the models whose tables are needed by database: ours, those of *model*, and the source of its rows."""
     concrete: Any = model._meta.concrete_model
-    parts = list(dict.fromkeys([concrete, *concrete._meta.all_parents]))
-    yield from _lacking([*_ours(alias), *parts], alias)
-    tables = _tables(alias)
-    for part in parts:
-        if _is_there(part, tables):
-            yield from _missing_columns(part, alias)
-    try:
-        link = source_link(model) if is_companion(model) else None
-        source = link.source if link else source_of(model) if has_ranges(model) else None
-    except TypeError:
-        # A system check reports a source that does not exist.
-        return
-    if source is not None:
-        yield from _lacking([source], link.alias_beside(alias) if link else alias)
-
-
-def _ours(alias: str) -> Iterator[type[models.Model]]:
-    """Yield the models of the package whose tables are on the database."""
+    needed = {alias: [concrete, *concrete._meta.all_parents]}
     for label in OUR_APPS:
         if label in apps.app_configs and (label == TAG or router.allow_migrate(alias, label)):
-            yield from apps.get_app_config(label).get_models()
-
-
-def _lacking(wanted: Iterable[type[models.Model]], alias: str) -> Iterator[checks.CheckMessage]:
-    """Yield the tables that are not there, those that one command makes together."""
-    tables, absent = _tables(alias), defaultdict[str, dict[str, None]](dict)
-    for model in wanted:
-        if not _is_there(model, tables):
-            absent[_how_to_make(model, alias)][real_name(model._meta.db_table)] = None
-    for command, names in absent.items():
-        text = f"The database {alias!r} lacks the table{'s' * (len(names) > 1)} {listed([*names])}."
-        yield checks.Error(text, command)
-
-
-def _tables(alias: str) -> set[str]:
-    connection = connections[alias]
-    with connection.cursor() as cursor:
-        return set(connection.introspection.table_names(cursor, include_views=True))
+            needed[alias] += apps.get_app_config(label).get_models()
+    # A system check reports a source that does not exist.
+    with suppress(TypeError):
+        if is_companion(model):
+            link = source_link(model)
+            needed.setdefault(link.alias_beside(alias), []).append(link.source)
+        elif has_ranges(model):
+            needed[alias].append(source_of(model))
+    return needed
 
 
 def _is_there(model: type[models.Model], tables: set[str]) -> bool:
