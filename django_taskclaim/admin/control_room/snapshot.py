@@ -88,11 +88,6 @@ class _Recent:
     def is_old(self) -> bool:
         return monotonic() - self.read_at > SHARED_FOR
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it can be forgotten: nobody reads it now, and nobody will be given it."""
-        return self.is_old and not self.lock.locked()
-
 
 _recent: dict[Hashable, _Recent] = defaultdict(_Recent)
 
@@ -102,8 +97,10 @@ def shared(request: HttpRequest, page: Hashable, read: Callable[[], T]) -> T:
 
     A user who has just acted reads it again: the message about that is still to be shown.
     """
-    for key in [key for key, one in list(_recent.items()) if one.is_over]:
-        _recent.pop(key, None)
+    for key, one in list(_recent.items()):
+        # One that is being read just now looks old, too.
+        if one.is_old and not one.lock.locked():
+            _recent.pop(key, None)
     # Reasons and marks are sentences with times of day.
     recent = _recent[page, get_language(), timezone.get_current_timezone_name()]
     with recent.lock:
