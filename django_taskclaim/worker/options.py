@@ -149,8 +149,8 @@ class BatchSize:
     """The size of the next claim of one model's rows in one process, learnt from how long its rows took.
 
     A size given by an override, the command line, the handler or the settings is the most, for rows of any duration.
-    Elsewhere the first claim asks for the default, and once as many rows are done as were asked for a claim may ask for
-    twice as many. What a batch handler takes says little of one row, so its size stays what it is.
+    Elsewhere the first claim asks for the default, and each one may ask for twice as many as the one before. What a
+    batch handler takes says little of one row, so its size stays what it is.
     """
 
     def __init__(self, handler: Handler, threads: int) -> None:
@@ -160,12 +160,9 @@ class BatchSize:
         #: Seconds that one row takes; None before the first.
         self._each: float | None = None
         self._last = handler.batch_size
-        #: Rows done since the size is what it is.
-        self._done = 0
 
     def note(self, rows: int, seconds: float) -> None:
         """Note that so many rows were done in so many seconds, all together."""
-        self._done += rows
         new = seconds / rows
         if self._each is None:
             self._each = new
@@ -179,11 +176,9 @@ class BatchSize:
         size = stored or handler.batch_size
         if self._each and not handler.batch:
             if not is_given and not handler.has_ranges:
-                allowed = self._last if self._done < self._last else min(LARGEST, 2 * self._last)
-                size = min(allowed, self._within(TARGET))
+                size = min(LARGEST, 2 * self._last, self._within(TARGET))
             size = max(1, min(size, self._within((lease or handler.lease) / 3)))
-        if size != self._last:
-            self._last, self._done = size, 0
+        self._last = size
         return size
 
     def _within(self, time: timedelta) -> int:

@@ -11,11 +11,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from django_taskclaim.claim import clock
-
-T = TypeVar("T")
 
 #: Signals that ask a worker to stop. A child does not count its own, because a process group gets them all.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -46,27 +44,27 @@ def hold_stop_signals() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
-def answer_unless_stopped(question: Callable[[], T]) -> T | None:
-    """Return the answer, None if it takes longer than PATIENCE; a stop signal ends the process with 0.
+def run_unless_stopped(question: Callable[[], None]) -> None:
+    """Wait for *question*, but no longer than PATIENCE; a stop signal ends the process with 0.
 
-    Another thread asks, because a driver that waits for a silent database may react to no signal.
+    It runs in another thread, because a driver that waits for a silent database may react to no signal.
     """
-    answer: Future[T] = Future()
+    answer: Future[None] = Future()
 
     def ask() -> None:
         try:
-            answer.set_result(question())
+            question()
+            answer.set_result(None)
         except BaseException as error:
             answer.set_exception(error)
 
     threading.Thread(target=ask, name="taskclaim-question", daemon=True).start()
-    if not hasattr(signal, "sigpending"):
-        return answer.result()
     end = clock() + PATIENCE
     while not wait([answer], 0.02).done and clock() < end:
-        if signal.sigpending() & {*STOP_SIGNALS}:
+        if hasattr(signal, "sigpending") and signal.sigpending() & {*STOP_SIGNALS}:
             leave(0)
-    return answer.result() if answer.done() else None
+    if answer.done():
+        answer.result()
 
 
 class SignalPipe:

@@ -63,7 +63,7 @@ from django_taskclaim.worker.options import (
 )
 from django_taskclaim.worker.process import run_in_process
 from django_taskclaim.worker.records import log_to_console
-from django_taskclaim.worker.stop_signals import answer_unless_stopped, hold_stop_signals, leave
+from django_taskclaim.worker.stop_signals import hold_stop_signals, leave, run_unless_stopped
 
 
 class Command(ClaimCommand):
@@ -132,7 +132,7 @@ class Command(ClaimCommand):
         log_to_console(worker.verbosity)
         question = partial(refuse_database, worker)
         if self._from_shell:
-            answer_unless_stopped(question)
+            run_unless_stopped(question)
         else:
             question()
         for sentence in small_pool(worker.using, worker.threads):
