@@ -179,7 +179,7 @@ def claimable_model(text: str) -> Model:
     except (LookupError, ValueError) as error:
         labels = [model._meta.label for model in models_to_claim()]
         (nearest,) = get_close_matches(text, labels, n=1, cutoff=0) or ["app_label.Model"]
-        raise ArgumentTypeError(f"there is no model {text!r}; write {nearest}, perhaps") from error
+        raise ArgumentTypeError(f"there is no model {text!r}; did you mean {nearest}?") from error
     except TypeError as error:
         raise ArgumentTypeError(f"the model {text} cannot be claimed: {error}") from error
     return model

@@ -5,7 +5,6 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -106,35 +105,26 @@ class RowsCommand(ClaimCommand):
             return
         if options["interactive"] and not _is_agreed(question):
             raise CommandError("Nothing was done.")
-        reason = f"{which}, {limit:,} at most" if limit else which
-        reason += f": {options['reason']}" if options["reason"] else ""
-        facts: dict[str, Any] = {"by": acting(options["by"]), "reason": reason, "using": alias}
-        record = partial(record_action, model, action.name, **facts)
-        self._run(action, rows, wanted, partial(verb, rows, limit=limit), record)
-
-    def _run(
-        self,
-        action: Action,
-        rows: Rows,
-        wanted: int,
-        work: Callable[..., int],
-        record: Callable[..., None],
-    ) -> None:
-        """Do the *work*, record what was done even if it ended half-way, and report it."""
         report, began = Report(self.stdout, wanted), clock()
         try:
-            report.seen = work(progress=report.advance)
+            report.seen = verb(rows, limit=limit, progress=report.advance)
         finally:
             # Also where it was stopped: that much is committed.
             done = f"{str(action.done).capitalize()} {counted(report.seen, 'row')}"
-            self.stdout.write(self.style.SUCCESS(f"{done} of {rows.model._meta.label}."))
+            self.stdout.write(self.style.SUCCESS(f"{done} of {label}."))
             if report.seen:
-                record(rows=report.seen)
-        refused = refusals(rows.model, rows.db, since=began)
-        if (left := wanted - report.seen - len(refused)) > 0:
-            text = (
-                f"Left alone: {counted(left, 'row')} that others have locked or changed meanwhile."
-            )
+                reason = f"{which}, {limit:,} at most" if limit else which
+                reason += f": {options['reason']}" if options["reason"] else ""
+                facts = {"by": acting(options["by"]), "reason": reason, "using": alias}
+                record_action(model, action.name, rows=report.seen, **facts)
+        self._report_others(model, alias, wanted - report.seen, began)
+
+    def _report_others(self, model: Model, alias: str, left: int, began: float) -> None:
+        """Report the rows that were not changed: those that others have, and those that the database refused."""
+        refused = refusals(model, alias, since=began)
+        if (left := left - len(refused)) > 0:
+            rows = counted(left, "row")
+            text = f"Left alone: {rows} that others have locked or changed meanwhile."
             self.stdout.write(self.style.WARNING(text))
         if refused:
             raise CommandError("\n".join(map(str, refused)))
