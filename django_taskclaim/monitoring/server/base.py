@@ -162,14 +162,12 @@ class Server:
             # Without parameters a ``%`` in it is only a ``%``.
             cursor.execute(statement)
             rows = cursor.fetchall()
-        if len(rows) != 1 or len(rows[0]) != 1:
-            raise ValueError(
-                f"the statement gives {len(rows)} rows; a check needs one row with one number."
-            )
         try:
-            return None if rows[0][0] is None else float(rows[0][0])
-        except TypeError as error:
-            raise ValueError(f"the statement gives {rows[0][0]!r}, which is no number.") from error
+            ((value,),) = rows
+            return None if value is None else float(value)
+        except (TypeError, ValueError) as error:
+            text = f"the statement gives {rows[:2]!r}; a check needs one row with one number."
+            raise ValueError(text) from error
 
     # How long questions may take
 
