@@ -133,7 +133,11 @@ def read_again(queryset: Rows, target: ClaimTarget, keys: list[models.Model]) ->
 def like(queryset: Rows, target: ClaimTarget) -> Rows:
     """Return the rows of the whole table, read as *queryset* reads them but for its prefetches."""
     rows = queryset.using(target.alias).order_by().prefetch_related(None)
-    rows.query.where = WhereNode()
+    query = rows.query
+    query.where = WhereNode()
+    if not query.annotations:
+        # The joins of the conditions would show a row once for each row that is joined.
+        query.distinct, query.alias_refcount = False, dict.fromkeys(query.alias_refcount, 0)
     return rows
 
 

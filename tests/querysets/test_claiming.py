@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db.models import Count, Exists, F, OuterRef, Prefetch, Window
@@ -232,6 +233,16 @@ def test_a_claimed_instance_holds_what_a_loaded_one_does(
     with django_assert_num_queries(0):
         assert (more.twice, narrow.note, wide.counter) == (8, "asked for", 4)
     assert model.objects.complete([whole, more, narrow, wide]) == 4
+
+
+def test_a_claimed_row_is_read_once_however_many_rows_its_filter_joins() -> None:
+    make(Labelled, 1)[0].labels.set([Label.objects.create(name=f"{n}") for n in range(3)])
+    labelled, reader = Labelled.objects.filter(labels__name__lt="9").defer("note"), Mock()
+    post_init.connect(reader, sender=Labelled)
+    try:
+        assert len(labelled.claim_batch(1)) == reader.call_count == 1
+    finally:
+        post_init.disconnect(reader, sender=Labelled)
 
 
 # Refused
