@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.core.checks import CheckMessage
+from django.db import DatabaseError, NotSupportedError
 
 from django_taskclaim.db.mysql import is_mariadb, restoring_setting
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
@@ -28,6 +29,9 @@ EXACT = ("_nopad_bin", "_0900_bin", "binary")
 
 #: The names of the column with the seconds that a replica is behind.
 BEHIND = ("seconds_behind_source", "seconds_behind_master")
+
+#: ER_ACCESS_DENIED_ERROR and ER_SPECIFIC_ACCESS_DENIED_ERROR
+DENIED = {1045, 1227}
 
 
 class MySQLServer(Server):
@@ -159,7 +163,13 @@ ORDER BY trx_started LIMIT 1
 
     def own_lag(self) -> timedelta | None:
         question = "SHOW REPLICA STATUS" if self._version >= (8, 0, 22) else "SHOW SLAVE STATUS"
-        rows = self._named_rows("SHOW ALL SLAVES STATUS" if self._is_mariadb else question)
+        try:
+            rows = self._named_rows("SHOW ALL SLAVES STATUS" if self._is_mariadb else question)
+        except DatabaseError as error:
+            if error.args[0] in DENIED:
+                # The server names the privilege.
+                raise NotSupportedError(f"The database {self.alias!r}: {error.args[-1]}") from error
+            raise
         # Of each source in seconds; NULL where it is not followed any more.
         lags = [next(row[name] for name in BEHIND if name in row) for row in rows]
         if not lags:
