@@ -121,7 +121,7 @@ class HealthCheck:
 
 
 class Throttles:
-    """The throttles of one process. ``update`` belongs to one thread; every other method may be called by any.
+    """The throttles of one process. ``ask`` and ``write`` belong to one thread; any thread may call every other method.
 
     *checks_of* names the models that the process claims, each with health checks of its own beside those of the
     settings. Raises ImportError or TypeError for an entry that is no check.
@@ -186,11 +186,8 @@ class Throttles:
 
     # What the service thread does
 
-    def update(self) -> None:
-        """Ask the next check that is due, and write what holds; to be called several times a second.
-
-        Raises the errors of a database that is away, after which it may be called again.
-        """
+    def ask(self) -> None:
+        """Ask the next check that is due; asks no database itself, and is to be called several times a second."""
         asked = [check for check in self._checks if check.asked_at is not None]
         for check in asked:
             if check.is_hanging():
@@ -198,9 +195,24 @@ class Throttles:
         due = [check for check in self._checks if check.due_at <= clock() and check not in asked]
         if due and all(check.is_hanging() for check in asked):
             min(due, key=lambda check: check.due_at).begin(self.using)
-        states = dict(self._states())
-        if states != self._written:
-            self._write(states)
+
+    def write(self) -> None:
+        """Write what holds now, if that has changed, and log what has begun or ended.
+
+        Raises the errors of a database that is away, after which it may be called again.
+        """
+        before, states = self._written, dict(self._states())
+        if states == before:
+            return
+        rows = Throttle.objects.using(self.using)
+        with transaction.atomic(self.using):
+            rows.filter(process=self.process).delete()
+            rows.bulk_create([self._row(key, state) for key, state in states.items()])
+        self._written = states
+        for key in before.keys() - states.keys():
+            _log("unthrottled", "%s is throttled no more: %s", key, before[key])
+        for key in states.keys() - before.keys():
+            _log("throttled", "%s is throttled: %s", key, states[key])
 
     def sign_off(self) -> None:
         """Take the process's rows out of the table: it ends as asked."""
@@ -213,18 +225,6 @@ class Throttles:
         for model, breaker in self._breakers.items():
             if (state := breaker.state()) is not None:
                 yield ThrottleKey(model, BREAKER), state
-
-    def _write(self, states: dict[ThrottleKey, ThrottleState]) -> None:
-        """Write what holds now, and log what has begun or ended."""
-        rows = Throttle.objects.using(self.using)
-        with transaction.atomic(self.using):
-            rows.filter(process=self.process).delete()
-            rows.bulk_create([self._row(key, state) for key, state in states.items()])
-        before, self._written = self._written, states
-        for key in before.keys() - states.keys():
-            _log("unthrottled", "%s is throttled no more: %s", key, before[key])
-        for key in states.keys() - before.keys():
-            _log("throttled", "%s is throttled: %s", key, states[key])
 
     def _row(self, key: ThrottleKey, state: ThrottleState) -> Throttle:
         return Throttle(

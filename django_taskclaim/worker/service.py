@@ -134,7 +134,8 @@ class Service(threading.Thread):
             Duty("reading the switch", self._read_switch_when_it_matters, LOOK_EVERY),
             Duty("listening for calls", self.calls.listen, LOOK_EVERY),
             Duty("giving back what is stopped", self._give_back_stopped),
-            Duty("asking health checks", self.throttles.update),
+            Duty("asking health checks", self.throttles.ask),
+            Duty("writing throttles", self.throttles.write, LOOK_EVERY),
             Duty("ending overrun rows", keeper.end_overrun),
         ]
         for reaper in self._reapers:
