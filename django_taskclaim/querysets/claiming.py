@@ -374,18 +374,27 @@ def _in_order(target: ClaimTarget, rows: list[ClaimedRow]) -> list[ClaimedRow]:
 
 def _claim_from(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
     """Claim up to *limit* rows that *scan* finds."""
-    target = call.target
     if call.counts_by_key:
-        claimed: list[ClaimedRow] = []
-        chooser = KeyChooser(target, candidates(call, scan), limit)
-        while keys := chooser.choose(limit - len(claimed)):
-            rows = _claim_keys(call, scan, keys, len(keys))
-            chooser.forget(set(keys).difference(row.key for row in rows))
-            claimed += rows
-        return claimed
-    if call.refused is None:
-        return _send(call, _statement(call, scan), limit, scan)
-    look = LOOK_AHEAD * limit + MOST_ROWS
+        return _claim_below_key_limits(call, scan, limit)
+    if call.refused is not None:
+        return _claim_beside_refused(call, scan, limit)
+    return _send(call, _statement(call, scan), limit, scan)
+
+
+def _claim_below_key_limits(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
+    """Claim rows whose keys have fewer rows running than they may; for ``limit_per`` and ``serial_by``."""
+    claimed: list[ClaimedRow] = []
+    chooser = KeyChooser(call.target, candidates(call, scan), limit)
+    while keys := chooser.choose(limit - len(claimed)):
+        rows = _claim_keys(call, scan, keys, len(keys))
+        chooser.forget(set(keys).difference(row.key for row in rows))
+        claimed += rows
+    return claimed
+
+
+def _claim_beside_refused(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
+    """Claim rows beside some that the database lets nobody write, which are found on the way."""
+    target, look = call.target, LOOK_AHEAD * limit + MOST_ROWS
     found = target.dialect.first(candidates(call, scan), target.table, look, target.columns.key)
     return _claim_keys(call, scan, list(dict.fromkeys(target.table.keys_of(found))), limit)
 
