@@ -242,7 +242,10 @@ class HeldRow:
 
 
 class WorkItem:
-    """What one call of a handler is about: one row, or for a batch handler the rows of one claim."""
+    """What one call of a handler is about: one row, or for a batch handler the rows of one claim.
+
+    The item of a row may go on to the next row of its claim; see ``InFlight.take_next``.
+    """
 
     #: By ``clock()``, when the call under way began, and the thread that it runs in.
     started: float = math.inf
