@@ -16,7 +16,7 @@ from django_taskclaim.querysets.isolating import Bad, isolate_unreadable
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
 from django_taskclaim.querysets.scope import Rows
 
-__all__ = ["CompanionManager", "CompanionQuerySet", "companion_of", "load_sources"]
+__all__ = ["CompanionManager", "CompanionQuerySet", "companion_of", "lacks_source", "load_sources"]
 
 
 M = TypeVar("M", bound=models.Model)
