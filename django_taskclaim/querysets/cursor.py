@@ -174,7 +174,7 @@ class Request:
     limit: int
     holder: str
     lease: timedelta
-    #: When the leases begin at the latest, by ``clock()``.
+    #: When the leases begin at the earliest, by ``clock()``.
     started: float
     include_held: bool = False
     durable: bool = True
