@@ -126,24 +126,15 @@ class ModelLimits:
 known: set[tuple[str, type[models.Model]]] = set()
 
 
-def note_stored(model: type[models.Model], alias: str, switches: dict[str, Switch]) -> bool:
-    """Remember whether limits are stored for *model*, by its switches just read; True if they are."""
+def note_stored(model: type[models.Model], alias: str, switches: dict[str, Switch]) -> None:
+    """Remember whether limits are stored for *model*, by its switches just read."""
     stored = any(switches[scope].limits_claims for scope in own_scopes(model) if scope in switches)
     (known.add if stored else known.discard)((alias, model))
-    return stored
-
-
-def switches_of(model: type[models.Model], alias: str) -> dict[str, Switch]:
-    """Ask for the switches of *model* and of the models that it inherits its claims from, by scope."""
-    rows = Switch.objects.using(alias).filter(scope__in=own_scopes(model))
-    found = {row.scope: row for row in rows}
-    note_stored(model, alias, found)
-    return found
 
 
 def limits_are_stored(model: type[models.Model], alias: str) -> bool:
     """Ask whether limits are stored for *model*."""
-    switches_of(model, alias)
+    limits_of(model, using=alias)
     return (alias, model) in known
 
 
@@ -152,7 +143,10 @@ def limits_of(model: type[models.Model], *, using: str) -> list[ModelLimits]:
 
     Empty where there are none; asks the database.
     """
-    return limits_by(model, switches_of(model, using))
+    rows = Switch.objects.using(using).filter(scope__in=own_scopes(model))
+    switches = {row.scope: row for row in rows}
+    note_stored(model, using, switches)
+    return limits_by(model, switches)
 
 
 def limits_by(model: type[models.Model], switches: dict[str, Switch]) -> list[ModelLimits]:
