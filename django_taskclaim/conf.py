@@ -196,7 +196,7 @@ _SETTINGS: Mapping[str, tuple[object, AnyKind]] = {
     "POLL": (1.0, DURATION),
     "GRACE": (8.0, DURATION),
     "REAPER_INTERVAL": (10.0, DURATION),
-    "CHUNK_SIZE": (500, BATCH_SIZE),
+    "CHUNK_SIZE": (500, whole_number(most=500)),
     "RETRIES": (2, whole_number(least=0)),
     "ERROR_LENGTH": (4000, whole_number(most=32_000)),
     "STORE_TRACEBACK": (False, FLAG),

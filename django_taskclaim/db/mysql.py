@@ -68,8 +68,6 @@ class MySQL(Dialect):
     #: After so many statements a claim locks rows in key order among those read ahead: beside many other claims nearly
     #: all rows are taken, and one statement for each row that is still wanted would take too long.
     IN_ORDER = 32
-    #: The most keys in one statement: MariaDB makes a table of a thousand keys, and may then scan ours from the start.
-    MOST_KEYS = 500
 
     @property
     def autocommits_read_committed(self) -> bool:

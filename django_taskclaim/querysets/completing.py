@@ -1,7 +1,6 @@
 """Finishing rows well, each in the way that the policy of its model names; the worker comes here like any caller."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, reduce
 from operator import or_
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from django_taskclaim.columns import (
     is_companion,
     source_link,
 )
-from django_taskclaim.completion import Archive, Clear, Completion, Delete
+from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.db.sql import SKIP, SQL, Change, Key, KeyTable, OwnValues
 from django_taskclaim.exceptions import SourceGone, TaskClaimError
 from django_taskclaim.fields import AnyField
@@ -76,24 +75,38 @@ def complete(
     checked_results(model, update_fields)
     given = Given(rows)
     # Each may raise, so all are made before the first one writes.
-    verbs = [
-        _completing(held.target.model, update_fields, may_be_gone=may_be_gone, savepoint=savepoint)
-        for held in given.held
-    ]
+    verbs = [Completing(held.target.model, update_fields, may_be_gone) for held in given.held]
     for held, verb in zip(given.held, verbs, strict=True):
+        verb.savepoint = savepoint
         given.write(held, verb)
     return given.end()
 
 
-@dataclass(kw_only=True)
 class Completing(Write):
     """Does with rows of one model what their policy says, and writes their results."""
 
-    policy: Completion
-    results: Results
-    may_be_gone: bool
     #: Whether the statement deletes the rows, without Django's cascades.
-    deletes: bool
+    deletes = False
+
+    def __init__(
+        self, model: type[models.Model], names: Collection[str], may_be_gone: bool
+    ) -> None:
+        super().__init__(sets=COMPLETED, how=ENDED_WELL, signal=rows_completed)
+        self.policy, self.results = policy_for(model).completion, checked_results(model, names)
+        self.may_be_gone = may_be_gone
+        match self.policy:
+            case Clear():
+                # It is written also without a pause: then the rows done last stand behind all others that are due.
+                pause = {"not_before": self.policy.pause}
+                self.sets = {**AS_NEW, **pause, "completed_at": NOW, **OPEN_AGAIN}
+            case Archive():
+                self.shown, self.has_more = AS_LEFT, True
+            case Delete():
+                self.shown, self.results = AS_LEFT, Results(of_source=self.results.of_source)
+                self.deletes = not (self.policy.cascade or is_on_many_tables(model))
+                self.has_more = not self.deletes
+        self.per_row = len(self.results.own)
+        self.has_more |= bool(self.results.inherited or self.results.of_source)
 
     def change(self, held: HeldRows) -> Change | None:
         if self.deletes:
@@ -108,37 +121,8 @@ class Completing(Write):
             case Delete() if not self.deletes:
                 remove(held, cascade=True)
             case Archive():
-                move_to(self.policy.model, held, cascade=self.policy.cascade)
-
-
-def _completing(
-    model: type[models.Model], names: Collection[str], *, may_be_gone: bool, savepoint: bool
-) -> Completing:
-    policy, results = policy_for(model).completion, checked_results(model, names)
-    sets, shown, deletes, has_more = COMPLETED, None, False, False
-    match policy:
-        case Clear():
-            # It is written also without a pause: then the rows done last stand behind all others that are due.
-            sets = {**AS_NEW, "not_before": policy.pause, "completed_at": NOW, **OPEN_AGAIN}
-        case Archive():
-            shown, has_more = AS_LEFT, True
-        case Delete():
-            results, shown = results._replace(own=(), inherited=()), AS_LEFT
-            has_more = policy.cascade or is_on_many_tables(model)
-            deletes = not has_more
-    return Completing(
-        sets=sets,
-        shown=shown,
-        how=ENDED_WELL,
-        signal=rows_completed,
-        per_row=len(results.own),
-        has_more=has_more or bool(results.inherited or results.of_source),
-        savepoint=savepoint,
-        policy=policy,
-        results=results,
-        may_be_gone=may_be_gone,
-        deletes=deletes,
-    )
+                _copy(held, self.policy.model)
+                remove(held, cascade=self.policy.cascade)
 
 
 # Results
@@ -302,14 +286,9 @@ def remove(held: HeldRows, *, cascade: bool) -> None:
         )
 
 
-def move_to(archive: type[models.Model], held: HeldRows, *, cascade: bool) -> None:
-    """Copy rows that this transaction has completed to *archive*, and delete them."""
-    _copy(held.target, archive, held.keys)
-    remove(held, cascade=cascade)
-
-
-def _copy(target: ClaimTarget, archive: type[models.Model], keys: Sequence[object]) -> None:
-    """Copy the rows with these keys, as they are now, by one INSERT … SELECT."""
+def _copy(held: HeldRows, archive: type[models.Model]) -> None:
+    """Copy rows that this transaction has completed to *archive*, by one INSERT … SELECT."""
+    target, keys = held.target, held.keys
     shared = shared_columns(target.model, archive)
     own = [
         (field, models.Value(field.pre_save(archive(), add=True), output_field=field))

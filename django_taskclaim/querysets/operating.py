@@ -99,7 +99,7 @@ def in_chunks(
     left = rows = rows.order_by(*[field.attname for field in key])
     total, search = 0, RefusedRows(target)
     while limit is None or total < limit:
-        most = dialect.chunk_size(table)
+        most = min(conf.setting("CHUNK_SIZE"), dialect.chunk_size(table))
         size = most if limit is None else min(most, limit - total)
         keys = table.keys_of(dialect.first(left, table, size, key))
         for written in search.send(keys, write):
