@@ -411,21 +411,19 @@ class Dialect:
         fields: Fields,
         condition: SQL,
         lock: str = "",
-        *,
-        ordered: bool = False,
         limit: int | None = None,
     ) -> list[Row]:
-        """Return *fields* of the rows that match, by key if *ordered*.
+        """Return *fields* of the rows that match, by key.
 
-        *lock* locks them first, in key order: ``WAIT``, ``SKIP`` or ``NOWAIT`` (an OperationalError) says what happens
+        *lock* locks them first: ``WAIT``, ``SKIP`` or ``NOWAIT`` (an OperationalError) says what happens
         to rows that another transaction has locked.
         """
         statement = sql(
-            "SELECT {} FROM {} WHERE {}{}{}{}",
+            "SELECT {} FROM {} WHERE {} ORDER BY {}{}{}",
             table.shown(fields),
             self.update_target(table) if lock else table.name,
             condition,
-            f" ORDER BY {table.key_list}" if ordered or lock else "",
+            table.key_list,
             "" if limit is None else f" LIMIT {limit}",
             f" {self.lock_clause}{lock}" if lock else "",
         )
@@ -437,15 +435,12 @@ class Dialect:
         keys: Keys,
         condition: SQL | None = None,
         lock: str = "",
-        *,
-        ordered: bool = False,
     ) -> list[Key]:
         """Return those of *keys* whose rows are there and match *condition*; see ``select``."""
         if not keys:
             return []
         matching = both(table.keyed(keys), condition)
-        rows = self.select(table, table.columns.key, matching, lock, ordered=ordered)
-        return table.keys_of(rows)
+        return table.keys_of(self.select(table, table.columns.key, matching, lock))
 
     def update_target(self, table: KeyTable) -> str:
         """Name the table in a statement that finds its rows by key, to write or to lock them."""

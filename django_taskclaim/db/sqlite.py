@@ -86,14 +86,12 @@ class SQLite(Dialect):
         fields: Fields,
         condition: SQL,
         lock: str = "",
-        *,
-        ordered: bool = False,
         limit: int | None = None,
     ) -> list[Row]:
         # For other tables the immediate transaction is the lock; the caller's transaction may be a deferred one.
         if lock in (WAIT, SKIP) and isinstance(table, Table):
             self.wait_to_write(table)
-        return super().select(table, fields, condition, ordered=ordered, limit=limit)
+        return super().select(table, fields, condition, limit=limit)
 
     def lock_first(
         self, queryset: Rows, table: KeyTable, limit: int, fields: Fields, *, deleting: bool = False

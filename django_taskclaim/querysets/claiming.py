@@ -359,7 +359,7 @@ def _in_order(target: ClaimTarget, rows: list[ClaimedRow]) -> list[ClaimedRow]:
     if target.table.sorts_as_python:
         rows.sort(key=attrgetter("key"))
     else:
-        keys = target.dialect.select_keys(target.table, [row.key for row in rows], ordered=True)
+        keys = target.dialect.select_keys(target.table, [row.key for row in rows])
         place = {key: number for number, key in enumerate(keys)}
         rows.sort(key=lambda row: place.get(row.key, len(place)))
     if target.columns.not_before is not None:
