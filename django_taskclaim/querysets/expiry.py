@@ -4,6 +4,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -21,7 +22,6 @@ from django_taskclaim.querysets.isolating import without_refused
 from django_taskclaim.querysets.operating import (
     BulkVerb,
     LockedRow,
-    Progressed,
     in_chunks,
     write_locked,
 )
@@ -62,21 +62,14 @@ _OUTCOMES: dict[str, tuple[str, Columns]] = {
 }
 
 
-def release_expired(
-    queryset: Rows,
-    limit: int | None,
-    cutoff: datetime | None = None,
-    progress: Progressed | None = None,
-) -> int:
-    """Put back, or fail, rows whose lease has ended, by the *cutoff* if one is given; see ``ClaimQuerySet``."""
-    return in_chunks(queryset, ReleaseExpired(cutoff), limit, progress)
-
-
+@dataclass(frozen=True)
 class ReleaseExpired(BulkVerb):
-    """Judges each row by what was read under the lock, then writes those with the same outcome together."""
+    """Puts back, or fails, rows whose lease has ended, by the *cutoff* if there is one.
 
-    def __init__(self, cutoff: datetime | None) -> None:
-        self.cutoff = cutoff
+    Each row is judged by what was read under the lock. Then those with the same outcome are written together.
+    """
+
+    cutoff: datetime | None = None
 
     def condition(self, target: ClaimTarget) -> Q:
         return is_expired(target.columns, self.cutoff)
@@ -202,7 +195,7 @@ class Reaper:
         cutoff, prompt = self._readings[0]
         if self._prompt - prompt < self._renewal_interval():
             return 0
-        released = release_expired(self._rows(), limit, cutoff)
+        released = in_chunks(self._rows(), ReleaseExpired(cutoff), limit)
         if released == limit:
             self._due = 0.0
         else:

@@ -163,7 +163,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         charged. Rows that another transaction has locked are left for the next call, and those that the database
         refuses to have written stay as they are, each with an ERROR in the log. Options as of ``reset``.
         """
-        return expiry.release_expired(self, limit, progress=progress)
+        return operating.in_chunks(self, expiry.ReleaseExpired(), limit, progress)
 
     def reset(
         self,
@@ -211,8 +211,8 @@ class ClaimQuerySet(FencedQuerySet[M]):
         *error* is recorded where the model has the columns for it. No try is charged, and none is left: the rows wait
         for a ``reset``. The holders of running rows lose them. *limit* and *progress* as of ``reset``.
         """
-        states = {"complete": complete, "running": running}
-        return operating.fail_rows(self, error, **states, limit=limit, progress=progress)
+        verb = operating.fail_rows(error, complete=complete, running=running)
+        return operating.in_chunks(self, verb, limit, progress)
 
     def prune(
         self,
@@ -263,7 +263,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         Rows that *by* holds already stay as they are, open and finished ones too; a row that somebody has locked is
         left alone. ``holdings(by)`` then returns them with their claims. *lease* is as for ``hand_over``.
         """
-        return operating.take_over(self, by, reason, lease)
+        return operating.in_chunks(self, operating.take_over(self.model, by, reason, lease))
 
     def why_empty(self, who: str = "") -> WhyEmpty:
         """Say why *who* gets no rows of this queryset; for an answer that was empty, since it counts rows.

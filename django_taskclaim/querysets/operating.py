@@ -230,22 +230,15 @@ def _due_again(target: ClaimTarget) -> list[SQL]:
     return [table.assign(field, kept)]
 
 
-def fail_rows(
-    queryset: Rows,
-    error: BaseException | str,
-    *,
-    complete: bool,
-    running: bool,
-    limit: int | None,
-    progress: Progressed | None,
-) -> int:
-    """Fail rows by an operator's word, without charging a try; see ``ClaimQuerySet.fail_rows``."""
-    states = _states(Status.OPEN, Status.PAUSED, complete=complete, running=running)
+def fail_rows(error: BaseException | str, *, complete: bool, running: bool) -> "FailRows":
+    """Return what fails rows by an operator's word, without charging a try."""
     error_class, text = text_to_store(error)
-    sets = {**FAILED, "completed_at": None, "iteration": ONE_MORE}
-    why = error_class or OPERATOR, text
-    verb = FailRows(act="failed", states=states, sets=sets, why=why)
-    return in_chunks(queryset, verb, limit, progress)
+    return FailRows(
+        act="failed",
+        states=_states(Status.OPEN, Status.PAUSED, complete=complete, running=running),
+        sets={**FAILED, "completed_at": None, "iteration": ONE_MORE},
+        why=(error_class or OPERATOR, text),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,20 +261,18 @@ class FailRows(StateChange):
 # Other holders
 
 
-def take_over(queryset: Rows, by: str, reason: str, lease: Lease) -> int:
-    """Let *by* hold what others hold of *queryset*; see ``ClaimQuerySet.take_over``."""
+def take_over(model: type[models.Model], by: str, reason: str, lease: Lease) -> StateChange:
+    """Return what lets *by* hold what others hold."""
     holder = checked_name(by, "by")
     if not isinstance(reason, str) or not reason.strip():
         raise ValueError("take_over() needs a reason, for those who lose the rows.")
-    lease = _lease(queryset.model, lease)
-    verb = StateChange(
+    return StateChange(
         act="taken over",
         states=[Status.PROCESSING],
-        sets={**HELD_BY_ANOTHER, "claimed_by": holder, "expires_at": lease},
+        sets={**HELD_BY_ANOTHER, "claimed_by": holder, "expires_at": _lease(model, lease)},
         except_held_by=holder,
         facts={"by": holder, "reason": reason.strip()},
     )
-    return in_chunks(queryset, verb)
 
 
 def _lease(model: type[models.Model], lease: Lease) -> timedelta:
@@ -349,11 +340,11 @@ def prunable(target: ClaimTarget, older_than: timedelta) -> Q:
     return found if last is None else found & Q(position__lt=last)
 
 
+@dataclass(frozen=True)
 class Prune(BulkVerb):
     """Deletes rows that have been complete for long."""
 
-    def __init__(self, older_than: timedelta) -> None:
-        self.older_than = older_than
+    older_than: timedelta
 
     def condition(self, target: ClaimTarget) -> Q:
         return prunable(target, self.older_than)
