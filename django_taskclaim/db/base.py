@@ -198,7 +198,7 @@ class Dialect:
 
     def later(self, wait: timedelta) -> SQL:
         """Return the moment *wait* from now."""
-        return sql(self.moment_after, value(wait.total_seconds()))
+        return SQL(self.moment_after.format("%s"), (wait.total_seconds(),))
 
     def current_time(self) -> datetime:
         """Return what the clock of the database says, in UTC."""
@@ -481,11 +481,9 @@ class Dialect:
     def extension(self, table: Table, lease: timedelta) -> SQL:
         """Return the SET of a renewal: never earlier than the expiry that stands."""
         column = table.columns.expires_at
-        end = self.later(lease)
-        return table.assign(
-            column,
-            sql("{}(COALESCE({}, {}), {})", self.greatest, table.qualified(column), end, end),
-        )
+        name, end = table.column(column), self.later(lease)
+        later = f"{self.greatest}(COALESCE({table.name}.{name}, {end.text}), {end.text})"
+        return SQL(f"{name} = {later}", (*end.params, *end.params))
 
     def writing(
         self, table: KeyTable, keys: Keys, change: Change | None, condition: SQL | None = None

@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, models
 from django.db.models import Case, F, Q, When
 
-from django_taskclaim.claim import Ended, carried_claim, clock
+from django_taskclaim.claim import Claim, Ended, carried_claim, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.contention import retry_on_contention
@@ -49,12 +49,15 @@ def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
                 stop_everyone(model, held.target.alias, wait, describe(error))
             given.write(held, _giving_back(wait))
             continue
-        judged = zip(held.keys, verdicts, strict=True)
-        waits = {key: verdict.wait() for key, verdict in judged if not verdict.final}
-        for ended in (held.only(waits), held.but_for(waits)):
-            if ended.rows:
-                waiting = waits if ended.keys[0] in waits else None
-                store_text(partial(_write_failure, given, ended, error, text, waiting), text)
+        waits: dict[Key, timedelta] = {}
+        endings: dict[bool, list[tuple[Claim, models.Model]]] = {}
+        for (claim, row), verdict in zip(held.pairs, verdicts, strict=True):
+            endings.setdefault(verdict.final, []).append((claim, row))
+            if not verdict.final:
+                waits[claim.pk] = verdict.wait()
+        for final, pairs in endings.items():
+            ended, waiting = HeldRows(held.target, pairs), None if final else waits
+            store_text(partial(_write_failure, given, ended, error, text, waiting), text)
     return given.end()
 
 

@@ -34,7 +34,7 @@ from django_taskclaim.db.sql import SKIP, SQL, WAIT, Change, Key, Keys, sql
 from django_taskclaim.error_text import redact
 from django_taskclaim.exceptions import ClaimLost, CommitUnknown
 from django_taskclaim.querysets.isolating import RefusedRows
-from django_taskclaim.querysets.scope import NOW, ClaimTarget, Columns
+from django_taskclaim.querysets.scope import ClaimTarget, Columns
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
     autocommit,
@@ -113,6 +113,10 @@ class HeldRows:
         return HeldRows(self.target, [pair for pair in self.pairs if pair[0].pk not in keys])
 
 
+#: Values that are known without the database, as instances show them.
+_KNOWN: dict[Any, str | None] = {None: None, **{status: status.value for status in Status}}
+
+
 class Given:
     """The rows that a verb was given: one instance of each, and what of them carries a claim that was not ended."""
 
@@ -166,7 +170,13 @@ class Given:
         written = _write(held, verb)
         if verb.how is not None:
             end_claims(carried_claims(written), verb.how)
-            show_state(written, verb.sets if verb.shown is None else verb.shown)
+            columns, shown = held.target.columns, verb.sets if verb.shown is None else verb.shown
+            # What only the database knows is read when asked for.
+            values = {
+                getattr(columns, role): _KNOWN.get(to, models.DEFERRED)
+                for role, to in shown.items()
+            }
+            show(written, values)
         if verb.signal is not None and verb.signal.receivers:
             send_of_rows(verb.signal, written, **verb.facts)
         self._written += written
@@ -296,23 +306,6 @@ def _send_one(held: HeldRows, verb: Write) -> Keys | None:
     return dialect.written(table, statement, held.keys)
 
 
-# What a write leaves behind
-
-#: Values that are known without the database, as instances show them.
-_SHOWN: dict[Any, str | None] = {None: None, **{status: status.value for status in Status}}
-
-
-def show_state(rows: Rows, columns: Columns) -> None:
-    """Let instances show their new state; columns whose new value only the database knows are read when asked."""
-    models_of: set[Any] = set(map(type, rows))
-    for model in models_of:
-        ours = claim_columns(model)
-        values = {
-            getattr(ours, role): _SHOWN.get(to, models.DEFERRED) for role, to in columns.items()
-        }
-        show([row for row in rows if type(row) is model], values)
-
-
 # Locking
 
 
@@ -402,7 +395,8 @@ def renew_all(rows: object, lease: timedelta | None) -> int:
     """Renew rows of any database, and raise ClaimLost for those that are lost; see ``ClaimQuerySet.renew``."""
     given = Given(rows)
     outcome = renew(given, lease)
-    show_state(outcome.renewed, {"expires_at": NOW})
+    for row in outcome.renewed:
+        show([row], {claim_columns(type(row)).expires_at: models.DEFERRED})
     # Skipped and refused rows are not lost.
     known = set(map(id, [*outcome.renewed, *outcome.skipped, *outcome.refused]))
     if len(known) < len(given.rows):

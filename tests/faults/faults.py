@@ -161,8 +161,9 @@ FAULTS = {
             "A renewed lease ends by the clock of the worker.",
             (
                 BASE,
-                "end = self.later(lease)",
+                "name, end = table.column(column), self.later(lease)",
                 "from django.utils import timezone\n\n"
+                "        name = table.column(column)\n"
                 "        end = table.bound(column, timezone.now() + lease)",
             ),
         ),
@@ -197,7 +198,7 @@ FAULTS = {
         ),
         fault(
             "renew() shortens a lease.",
-            (BASE, "table.qualified(column), end, end)", '"NULL", end, end)'),
+            (BASE, "COALESCE({table.name}.{name}, {end.text})", "COALESCE(NULL, {end.text})"),
         ),
         fault(
             "A locked row that a renewal passes over is taken for lost.",
