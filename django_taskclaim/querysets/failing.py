@@ -4,7 +4,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import TypeVar
@@ -56,32 +55,41 @@ def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
             if not verdict.final:
                 waits[claim.pk] = verdict.wait()
         for final, pairs in endings.items():
-            ended, waiting = HeldRows(held.target, pairs), None if final else waits
-            store_text(partial(_write_failure, given, ended, error, text, waiting), text)
+            failing = Failing(error, text, None if final else waits)
+            ended = HeldRows(held.target, pairs)
+            store_text(partial(_write_failure, given, ended, failing), text)
     return given.end()
 
 
+class Failing(Write):
+    """Writes a failure that counts: the last one of its rows where they have no *waits*, by key."""
+
+    def __init__(
+        self,
+        error: BaseException | str,
+        text: tuple[str, str],
+        waits: dict[Key, timedelta] | None,
+    ) -> None:
+        """*text* is class and text of *error*; what a row keeps of them is to be added to ``sets``."""
+        how = Ended(failure=text, permanent=isinstance(error, Permanent))
+        sets = {"attempts": ONE_MORE, **(FAILED if waits is None else OPEN_AGAIN)}
+        super().__init__(sets=sets, how=how, signal=rows_failed, facts={"error": error})
+        self.waits, self.per_row = waits, int(waits is not None)
+
+    def change(self, held: HeldRows) -> Change:
+        target, waiting = held.target, held.target.columns.not_before
+        own = []
+        if self.waits is not None and waiting is not None:
+            seconds = [SQL("%s", (self.waits[key].total_seconds(),)) for key in held.keys]
+            own = [OwnValues(waiting, seconds, target.dialect.moment_after)]
+        return Change(target.setting(self.sets), own)
+
+
 def _write_failure(
-    given: Given,
-    held: HeldRows,
-    error: BaseException | str,
-    text: tuple[str, str],
-    waits: dict[Key, timedelta] | None,
-    error_class: str,
-    last_error: str,
+    given: Given, held: HeldRows, failing: Failing, error_class: str, last_error: str
 ) -> None:
-    """Write *error_class* and *last_error*, made of *text*, which is class and text of *error*."""
-    why = {"error_class": error_class, "last_error": last_error}
-    sets = {**why, "attempts": ONE_MORE, **(FAILED if waits is None else OPEN_AGAIN)}
-    failing = Failing(
-        sets=sets,
-        shown=sets if waits is None else {**sets, "not_before": NOW},
-        how=Ended(failure=text, permanent=isinstance(error, Permanent)),
-        signal=rows_failed,
-        facts={"error": error},
-        per_row=int(waits is not None),
-        waits=waits,
-    )
+    failing.sets = {**failing.sets, "error_class": error_class, "last_error": last_error}
+    failing.shown = failing.sets if failing.waits is None else {**failing.sets, "not_before": NOW}
     given.write(held, failing)
 
 
@@ -98,22 +106,6 @@ def store_text(write_as: Callable[[str, str], R], text: tuple[str, str], last: s
             if not is_refusal(error):
                 raise
     return write_as(last, "")
-
-
-@dataclass(kw_only=True)
-class Failing(Write):
-    """Writes a failure that counts."""
-
-    #: How long each row waits for its next try, by key; none is left where there are no waits.
-    waits: dict[Key, timedelta] | None
-
-    def change(self, held: HeldRows) -> Change:
-        target, waiting = held.target, held.target.columns.not_before
-        own = []
-        if self.waits is not None and waiting is not None:
-            seconds = [SQL("%s", (self.waits[key].total_seconds(),)) for key in held.keys]
-            own = [OwnValues(waiting, seconds, target.dialect.moment_after)]
-        return Change(target.setting(self.sets), own)
 
 
 def fail_unreadable(unreadable: Iterable[tuple[models.Model, Exception]]) -> None:
