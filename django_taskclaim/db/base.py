@@ -154,7 +154,8 @@ class Dialect:
     names_open_transactions: ClassVar[bool] = False
     #: Whether a transaction that writes keeps all others from writing, as in a database without a server.
     has_one_writer: ClassVar[bool] = False
-    #: The most keys in one statement: MariaDB makes a table of a thousand keys, and may then scan ours from the start.
+    #: The most rows in one statement: MariaDB makes a table of a thousand keys, and may then scan ours from the start;
+    #: SQLite refuses a condition of a thousand terms.
     MOST_KEYS: ClassVar[int] = 500
     greatest: ClassVar[str] = "GREATEST"
     lock_clause: ClassVar[str] = "FOR UPDATE"

@@ -51,9 +51,6 @@ logger = logging.getLogger("django_taskclaim")
 
 Rows = Sequence[models.Model]
 
-#: One statement names so many tokens at most: SQLite refuses a condition of a thousand.
-MOST_TOKENS = 500
-
 
 # What a verb is given
 
@@ -74,12 +71,10 @@ class HeldRows:
     def parts(self, per_row: int = 0) -> list["HeldRows"]:
         """Cut them into what one statement takes, with so many values *per_row*."""
         table = self.target.table
-        if self.claims[0].token == self.claims[-1].token:
-            size = self.target.dialect.chunk_size(table, per_row)
-        else:
+        if self.claims[0].token != self.claims[-1].token:
             # The fence names each key once more, and its token.
-            values = per_row + len(table.key) + 2
-            size = min(self.target.dialect.chunk_size(table, values), MOST_TOKENS)
+            per_row += len(table.key) + 2
+        size = self.target.dialect.chunk_size(table, per_row)
         if len(self.pairs) <= size:
             return [self]
         starts = range(0, len(self.pairs), size)

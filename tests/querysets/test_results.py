@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.files.base import ContentFile
-from django.db import DatabaseError, DataError, connection, models, transaction
+from django.db import DatabaseError, DataError, connection, transaction
 from django.db.models import F, Value
 from django.utils import timezone
 
@@ -100,19 +100,6 @@ def test_every_row_of_every_shape_gets_its_own_values(
         again = fresh(row)
         assert (again.note, again.counter) == (f"100% of {number}", number)
         assert facts(row).status == "complete"
-
-
-@pytest.mark.parametrize("size", [1, 1000])
-def test_a_thousand_rows_of_a_composite_key_are_one_call(size: int) -> None:
-    """The condition on keys, or on tokens, is an OR of hundreds of terms, which some databases limit."""
-    rows = [CompositeKey(tenant=n % 7, number=n) for n in range(1000)]
-    models.QuerySet(CompositeKey).bulk_create(rows)
-    held = [row for _ in range(1000 // size) for row in CompositeKey.objects.claim_batch(size)]
-    for row in held:
-        row.counter, row.note = row.number, str(row.number)
-    assert CompositeKey.objects.renew(held) == 1000
-    assert CompositeKey.objects.complete(held, update_fields=["counter", "note"]) == 1000
-    assert not CompositeKey.objects.exclude(counter=F("number")).exists()
 
 
 # Values that do not fit
