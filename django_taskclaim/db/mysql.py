@@ -158,7 +158,8 @@ class MySQL(Dialect):
 
     def claim(self, spec: ClaimSpec) -> list[ClaimedRow]:
         table, fields = spec.statement.table, spec.statement.fields
-        marks_first = conf.setting("CLAIM_STRATEGY") == "update_limit"
+        # An UPDATE with a LIMIT can neither join nor look at its own table.
+        marks_first = spec.statement.simple and conf.setting("CLAIM_STRATEGY") == "update_limit"
         keys = self._update_limit(spec) if marks_first else self._lock_and_claim(spec)
         parts = self.chunks(keys, table)
         rows = [row for part in parts for row in self.select(table, fields, table.keyed(part))]
@@ -248,43 +249,29 @@ class MySQL(Dialect):
 
     def _update_limit(self, spec: ClaimSpec) -> list[Key]:
         """Claim as servers without SKIP LOCKED can: mark the first rows in order, then find them by the mark."""
+        table, columns = spec.statement.table, spec.statement.table.columns
         # The mark belongs to this statement: by its name a holder would find the rows of its earlier claims, too.
         mark = f"{spec.holder[:150]}{WORKER_MARK}{secrets.token_hex(8)}"
-        self._mark_first(spec, mark)
-        table = spec.statement.table
-        holder = table.columns.claimed_by
-        is_marked = sql("{} = {}", table.qualified(holder), value(mark))
-        marked = both(table.in_state(Status.PROCESSING), is_marked)
-        keys = table.keys_of(self.select(table, table.columns.key, marked))
-        if keys:
-            self.write(table, keys, Change([table.assign(holder, value(spec.holder))]), marked)
-        return keys
-
-    def _mark_first(self, spec: ClaimSpec, mark: str) -> None:
-        statement, table = spec.statement, spec.statement.table
-        condition = spec.bind(statement.condition)
-        if statement.simple:
-            ranking = ", ".join(
-                table.qualified(field) + " DESC" * descending
-                for field, descending in table.columns.ranking
-            )
-        else:
-            # An UPDATE can neither join nor look at its own table, so the candidates are read first.
-            keys = table.python_keys(self.fetch(spec.bind(statement.limited_candidates)))
-            if not keys:
-                return
-            condition = sql("{} AND {}", table.keyed(keys), spec.bind(statement.claimable))
-            ranking = table.list_of(table.columns.key)
+        ranking = [
+            table.qualified(field) + " DESC" * descending for field, descending in columns.ranking
+        ]
         self.run(
             sql(
                 "UPDATE {} SET {} WHERE {} ORDER BY {} LIMIT {}",
                 table.name,
-                spec.bind(statement.assignments, holder=mark),
-                condition,
-                ranking,
+                spec.bind(spec.statement.assignments, holder=mark),
+                spec.bind(spec.statement.condition),
+                ", ".join(ranking),
                 value(spec.limit),
             )
         )
+        holder = columns.claimed_by
+        is_marked = sql("{} = {}", table.qualified(holder), value(mark))
+        marked = both(table.in_state(Status.PROCESSING), is_marked)
+        keys = table.keys_of(self.select(table, columns.key, marked))
+        if keys:
+            self.write(table, keys, Change([table.assign(holder, value(spec.holder))]), marked)
+        return keys
 
     def writing(
         self, table: KeyTable, keys: Keys, change: Change | None, condition: SQL | None = None
