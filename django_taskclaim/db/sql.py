@@ -307,18 +307,14 @@ class Table(KeyTable):
         text = condition.text.replace(self.qualified(self.columns.status), self.status)
         return SQL(text, condition.params)
 
-    def in_state(self, *states: Status) -> SQL:
-        """Match rows in one of *states*; literals, so that a partial index is found to fit."""
-        names = ", ".join(f"'{state.value}'" for state in states)
-        return SQL(f"{self.status} IN ({names})" if len(states) > 1 else f"{self.status} = {names}")
+    def in_state(self, state: Status) -> SQL:
+        """Match rows in this state; a literal, so that a partial index is found to fit."""
+        return SQL(f"{self.status} = '{state.value}'")
 
-    def standing(self, token: Token, status: Status = Status.PROCESSING) -> SQL:
-        """Match rows whose claim is still the one that *token* names: the fence.
-
-        With another *status*, rows that this claim has left in it.
-        """
+    def standing(self, token: Token) -> SQL:
+        """Match rows whose claim is still the one that *token* names: the fence."""
         return SQL(
-            f"{self.status} = '{status.value}' AND {self.holder} = %s AND {self.iteration} = %s",
+            f"{self.status} = '{Status.PROCESSING.value}' AND {self.holder} = %s AND {self.iteration} = %s",
             (token.holder, token.iteration),
         )
 

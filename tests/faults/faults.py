@@ -138,7 +138,7 @@ FAULTS = {
     4: [
         fault(
             "The token of a claim that completed its row can still fail or release it.",
-            (STATEMENTS, "{self.status} = '{status.value}'", "{self.status} <> 'open'"),
+            (STATEMENTS, "{self.status} = '{Status.PROCESSING.value}'", "{self.status} <> 'open'"),
         ),
     ],
     5: [
