@@ -104,8 +104,8 @@ class HealthCheck:
         else:
             self._state = ThrottleState(reason, clock() + stands_for) if reason else None
         finally:
-            connections.close_all()
             self.asked_at, self.has_answered = None, True
+            connections.close_all()
 
     def note_broken(self, why: str) -> None:
         """Stop nothing, and log the reason once a minute."""
