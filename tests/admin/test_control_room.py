@@ -1,15 +1,13 @@
 """What the control room shows of rows, workers, pauses, failures and settings."""
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from threading import Event
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connection
-from django.test import AsyncClient, Client, RequestFactory
+from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -121,24 +119,6 @@ def test_ten_who_look_within_two_seconds_share_what_is_read(
     perform(boss, where("pause"), {"reason": "deploy"})
     assert "PAUSED by boss" in text_of(boss.get(where()))
     assert "PAUSED by boss" in text_of(somebody(is_superuser=True).get(where("live")))
-
-
-def test_who_looks_while_a_page_is_read_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "SHARED_FOR", 60.0)
-    begun, go_on, request = Event(), Event(), RequestFactory().get("/")
-
-    def read() -> int:
-        begun.set()
-        assert go_on.wait(60)
-        return 1
-
-    with ThreadPoolExecutor(3) as threads:
-        first = threads.submit(snapshot.shared, request, "page", read)
-        assert begun.wait(60)
-        others = [threads.submit(snapshot.shared, request, "page", lambda: 2) for _ in range(2)]
-        assert snapshot.shared(request, "another page", lambda: 3) == 3
-        go_on.set()
-        assert [one.result() for one in (first, *others)] == [1, 1, 1]
 
 
 def test_the_percentage_is_of_complete_rows(looks: Client) -> None:

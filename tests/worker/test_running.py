@@ -9,14 +9,12 @@ import pytest
 from django.db import connection, transaction
 
 from django_taskclaim.handlers import Handler
-from django_taskclaim.signals import rows_claimed, rows_released
+from django_taskclaim.signals import rows_claimed
 from django_taskclaim.worker.batch import DONE, Failed, hold
 from django_taskclaim.worker.calling import prepare
-from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.executors import HandlerThread
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.writer import Writer
 from tests.factories import make
 from tests.testapp.models import Job, Ledger, Photo, TextKey
 from tests.worker.conftest import Worker, jobs, states, wait_until
@@ -197,26 +195,6 @@ def test_a_half_that_is_done_stays_done_when_the_other_half_overruns(
     outcomes = [result.outcome for result in inflight.unwritten()]
     assert outcomes == [DONE, Failed("it ran too long")]
     assert f"Photo {second.pk} came back after its time was over" in caplog.text
-
-
-@pytest.mark.once
-def test_results_that_met_a_lock_are_written_beside_others_that_take_long(
-    transactional_db: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make(Photo, 4)
-    inflight, moments = InFlight(), [0.0]
-    other, *met = hold(Handler(Photo, print), Photo.objects.claim_batch(4)).waiting
-    inflight.give_back([other, *met])
-    other.locked = False
-    for held in met:
-        held.alone = True
-    take_long = Mock(side_effect=lambda **facts: moments.append(moments[-1] + 60))
-    rows_released.connect(take_long)
-    monkeypatch.setattr("django_taskclaim.worker.writer.clock", lambda: moments[-1])
-    writer = Writer("default", inflight, Counters(), {}, lambda since: False)
-    for written in (2, 4):  # What there was no time for is written together at the next try.
-        writer.write()
-        assert Photo.objects.open().count() == written
 
 
 @pytest.mark.once
