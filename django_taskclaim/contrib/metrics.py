@@ -14,6 +14,7 @@ from django.db import Error, connections, router
 from django.db.models import Model, Sum
 from django.http import HttpRequest, HttpResponse
 from django.utils.crypto import constant_time_compare
+from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -61,6 +62,7 @@ COUNTERS = {
 SHOWN = range(0, 45, 4)
 
 
+@never_cache
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
     """Answer with the figures of every claimable model, each read on the database that the router writes to.

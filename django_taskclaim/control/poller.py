@@ -200,8 +200,9 @@ def compact(using: str, chunk: int) -> bool:
         minutes = list(old.select_for_update().order_by("at", "id")[:chunk])
         together: dict[Any, list[ThroughputMinute]] = {}
         for minute in minutes:
-            at = as_utc(minute.at)
-            place = minute.model, EARLIER if at < ended else slot_start(at, TEN_MINUTES)
+            at = slot_start(as_utc(minute.at), TEN_MINUTES)
+            # By slots: one that ends in this round must take nothing in, or that would be deleted with it.
+            place = minute.model, EARLIER if at < ended else at
             together.setdefault(place, []).append(minute)
         for (model, at), same in together.items():
             known = rows.select_for_update().filter(model=model, at=at, process="").first()

@@ -78,3 +78,12 @@ def test_old_minutes_are_added_up_and_nothing_is_lost(settings: Any, now: dateti
     # One row for all that is no longer kept. The last ten minutes of the others may still be a part of a younger row.
     assert ThroughputMinute.objects.count() <= 1 + 1 + 6 + 20
     assert ThroughputMinute.objects.get(at=now - timedelta(minutes=5)).done == 3
+
+
+def test_a_slot_that_has_just_become_too_old_takes_nothing_in(settings: Any, now: datetime) -> None:
+    begins = (now - 2 * HOUR).minute % 10 + 120
+    settings.TASKCLAIM = {"RETENTION": timedelta(minutes=begins - 5)}
+    minute(now, begins, done=3, process="")
+    minute(now, begins - 7, done=4)
+    run("release_expired")
+    assert total() == 7

@@ -101,8 +101,10 @@ def shared(request: HttpRequest, page: Hashable, read: Callable[[], T]) -> T:
         # One that is being read just now looks old, too.
         if one.is_old and not one.lock.locked():
             _recent.pop(key, None)
+    # A tenant of django-tenants has tables of its own under the same names.
+    schemas = tuple(getattr(one, "schema_name", None) for one in connections.all())
     # Reasons and marks are sentences with times of day.
-    recent = _recent[page, get_language(), timezone.get_current_timezone_name()]
+    recent = _recent[page, schemas, get_language(), timezone.get_current_timezone_name()]
     with recent.lock:
         if recent.is_old or len(get_messages(request)):
             recent.found = read()
