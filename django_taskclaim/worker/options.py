@@ -36,7 +36,7 @@ class ExitCode(IntEnum):
     #: A running handler was cut short, or children could not be kept alive.
     CUT_SHORT = 1
     USAGE = 2
-    #: A drain ended with work left, because of a pause.
+    #: A drain ended with work left: a pause, a throttle, or rows that the database refuses to write.
     WORK_LEFT = 3
     #: Between child and supervisor only: start me again.
     RECYCLE = 75

@@ -10,7 +10,7 @@ import pytest
 
 from django_taskclaim.management.base import acting
 from django_taskclaim.switch import pause, paused_by
-from tests.commands import lapsed, no_savepoint, run, table_away, typed
+from tests.commands import lapsed, no_savepoint, nobody_answers, run, table_away, typed
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Child, Parent, Photo, UuidKey
@@ -88,6 +88,19 @@ def test_a_pause_stops_claims_on_every_database_until_it_is_resumed(
     assert Photo.objects.claim_batch(1) == []
     assert run("claimresume", "testapp.Photo") == "Resumed testapp.Photo.\n"
     assert len(Photo.objects.claim_batch(1)) == 1
+    settings.DATABASE_ROUTERS = [_OnlyPhotosElsewhere()]
+    with nobody_answers("other"):
+        code, out, errors = typed(capsys, "claimpause", "testapp.Photo", "testapp.UuidKey")
+    assert (code, out) == (1, "Paused testapp.UuidKey. Running rows finish.\n")
+    assert errors.startswith("CommandError: testapp.Photo: The switch was set on no database")
+
+
+class _OnlyPhotosElsewhere:
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool:
+        return (db == "other") == (hints.get("model_name") == "photo")
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "other" if model is Photo else "default"
 
 
 @pytest.mark.once

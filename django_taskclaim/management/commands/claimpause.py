@@ -23,7 +23,9 @@ from django_taskclaim.management.base import (
     acting,
     add_record,
     duration,
+    lacking_of,
 )
+from django_taskclaim.switch import SwitchError
 
 
 class Command(ClaimCommand):
@@ -53,10 +55,23 @@ class Command(ClaimCommand):
         if bool(models) == options["all"]:
             raise CommandError("Name the models, or say --all (not both).", returncode=USAGE)
         by, reason = acting(options["by"]), options["reason"]
-        chosen: list[Model | None] = [*models] if models else [None]
-        for model in chosen:
-            turn(model, off=self.off, until=until, using=database, by=by, reason=reason)
-        names = ", ".join(model._meta.label for model in models) or "all models"
+        chosen: dict[str, Model | None] = {model._meta.label: model for model in models}
+        done, refused = [], []
+        for name, model in (chosen or {"all models": None}).items():
+            try:
+                turn(model, off=self.off, until=until, using=database, by=by, reason=reason)
+                done.append(name)
+            except SwitchError as error:
+                # One that fails keeps no other from it.
+                refused.append(f"{name}: {error}")
+        if done:
+            self._report(", ".join(done), until)
+        if refused:
+            lacking = lacking_of(self.where)
+            text = "\n".join([*refused, *lacking])
+            raise CommandError(text, returncode=USAGE if lacking else 1)
+
+    def _report(self, names: str, until: timedelta | None) -> None:
         if self.off:
             end = f" for {format_duration(until)}" if until is not None else ""
             self.stdout.write(self.style.WARNING(f"Paused {names}{end}. Running rows finish."))

@@ -19,7 +19,7 @@ Exit codes:
   0  ended as asked: stopped, drained, or a limit of rows or time reached
   1  a running handler was cut short, processes could not be kept alive, or tables are not there yet
   2  wrong usage
-  3  a drain ended with work left, because the model is paused or throttled
+  3  a drain ended with work left: the model is paused or throttled, or the database refuses to write the last rows
 
 """
 

@@ -12,9 +12,10 @@ Examples:
   manage.py release_expired photos.Photo --loop     look again and again until SIGTERM or Ctrl-C
 
 Exit codes:
-  0  done, or stopped while looping
-  1  the database refused (while looping it is asked again instead)
-  2  wrong usage
+  0    done, or stopped while looping
+  1    the database refused (while looping it is asked again instead)
+  2    wrong usage
+  130  stopped by Ctrl-C without --loop; what was put back stays
 
 """
 
