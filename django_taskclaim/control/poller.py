@@ -54,6 +54,7 @@ class _Minute:
     counts: Counts = field(default_factory=Counts)
     stopped: str = ""
     unwritten: bool = True
+    was_stored: bool = False
 
 
 def duties(service: Service) -> list[Duty]:
@@ -146,8 +147,10 @@ class Poller:
         }
         which: dict[str, Any] = {"model": model, "at": at, "process": self.process, "run": self.run}
         rows = ThroughputMinute.objects.using(self.using)
-        if not rows.filter(**which).update(**facts):
+        # One that has gone was added up by others, after a long outage; to store it again would count it twice.
+        if not rows.filter(**which).update(**facts) and not one.was_stored:
             rows.create(**which, **facts)
+        one.was_stored = True
 
 
 def _drain(service: Service) -> None:

@@ -6,10 +6,15 @@ from typing import Any
 import pytest
 from django.db.models import Sum
 
+from django_taskclaim.control import poller
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.control.models import ThroughputMinute
 from django_taskclaim.control.reading import marks, minutes, throughput
+from django_taskclaim.handlers import Handler
 from django_taskclaim.monitoring.overview import database_time
+from django_taskclaim.worker.inflight import InFlight
+from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.service import Service
 from tests.commands import run
 from tests.querysets.support import at_once
 from tests.testapp.models import Photo
@@ -78,6 +83,22 @@ def test_old_minutes_are_added_up_and_nothing_is_lost(settings: Any, now: dateti
     # One row for all that is no longer kept. The last ten minutes of the others may still be a part of a younger row.
     assert ThroughputMinute.objects.count() <= 1 + 1 + 6 + 20
     assert ThroughputMinute.objects.get(at=now - timedelta(minutes=5)).done == 3
+
+
+def test_a_minute_that_was_added_up_is_not_stored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an outage of more than an hour, which began while the minute was half written."""
+    options = WorkerOptions((Photo._meta.label,), "w", "default")
+    service = Service(options, [Handler(Photo, print)], InFlight())
+    writer = poller.Poller(service)
+    writer.look()
+    for done in (3, 2):
+        service.counters.count_done(Photo, done)
+        writer.write()
+        with monkeypatch.context() as later:
+            later.setattr(poller, "AGE_OF_MINUTES", -HOUR)
+            assert poller.compact("default", 500)
+    service.calls.wake_event.close()
+    assert total() <= 5
 
 
 def test_a_slot_that_has_just_become_too_old_takes_nothing_in(settings: Any, now: datetime) -> None:
