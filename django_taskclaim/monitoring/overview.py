@@ -64,7 +64,7 @@ class Summary:
     workers: list[WorkerProcess] = field(default_factory=list)
 
     @property
-    def held_by(self) -> Throttle | None:
+    def stopped_by(self) -> Throttle | None:
         """The automatic stop that keeps every living process from claiming, and ends first; None where one may claim.
 
         A process may claim again once the last of its stops has ended.
@@ -74,8 +74,8 @@ class Summary:
             for worker in self.living
         ]
         known = [one for one in longest if one is not None]
-        is_held = known and len(known) == len(longest)
-        return min(known, key=lambda one: as_utc(one.until)) if is_held else None
+        all_stop = known and len(known) == len(longest)
+        return min(known, key=lambda one: as_utc(one.until)) if all_stop else None
 
     @property
     def living(self) -> list[WorkerProcess]:

@@ -99,7 +99,7 @@ def test_the_page_follows_others_and_works_without_scripts(room: Browser) -> Non
     room.reads("PAUSED by Grace")
     room.press("Resume claiming")
     room.press("Resume claiming: jobs")
-    room.reads("READY")
+    room.reads("IDLE")
     assert paused_by(Job) is None
     with room.without_scripts():
         room.go(url())
@@ -111,10 +111,10 @@ def test_the_page_follows_others_and_works_without_scripts(room: Browser) -> Non
 
 
 def test_a_refresh_that_the_database_is_late_for_keeps_what_was_known(room: Browser) -> None:
-    room.reads("READY")
+    room.reads("IDLE")
     with override_settings(TASKCLAIM={"PAGE_TIMEOUT": 0.001}):
         room.reads("some figures are older or missing")
-        assert "READY" in room.text()
+        assert "IDLE" in room.text()
         assert "UNKNOWN" not in room.text()
     set_overrides(Job, lease=93, using="default")
     wait_until(lambda: room.value("lease") == "93s", what="a refresh with news")

@@ -184,13 +184,13 @@ def test_a_throttle_of_every_worker_is_shown(looks: Client, use_tz: bool, settin
         reason="replica lag 31 s",
         until=now + timedelta(days=2),
     )
-    assert re.search(r"HELD until .*replica lag 31 s", text_of(looks.get(photos())))
+    assert re.search(r"THROTTLED until .*replica lag 31 s", text_of(looks.get(photos())))
     worker(SILENT, labels="testapp.Photo,testapp.Job", rows_done=4711)
     assert re.search("RUNNING.* 4,711 all its models", text_of(looks.get(photos())))
     stop_everyone(Photo, "default", timedelta(minutes=9), "the API said 429")
-    assert re.search(r"HELD until .*everyone: the API said 429", text_of(looks.get(photos())))
+    assert re.search(r"THROTTLED until .*everyone: the API said 429", text_of(looks.get(photos())))
     set_overrides(Photo, hours=closed)
-    assert re.search(r"HELD until .*hours: outside the hours", text_of(looks.get(photos())))
+    assert re.search(r"THROTTLED until .*hours: outside the hours", text_of(looks.get(photos())))
 
 
 # Workers

@@ -180,13 +180,14 @@ def state_of(seen: Summary | None) -> State:
         if seen.is_finishing:
             return State("pausing", "❚❚", _("PAUSING"), sentence)
         return State("paused", "❚❚", _("PAUSED"), sentence)
+    if not seen.progress.left:
+        alone = _("There is nothing to do, and no worker is alive.")
+        return State("idle", "✓", _("IDLE"), _("There is nothing to do.") if seen.living else alone)
     if not seen.living:
         return State("ready", "▷", _("READY"), _("The switch is on, and no worker is alive."))
-    if (held := seen.held_by) is not None:
-        until = _("HELD until %(time)s") % {"time": clock(held.until)}
-        return State("held", "◔", until, f"{held.source}: {held.reason}")
-    if not seen.progress.left:
-        return State("idle", "✓", _("IDLE"), _("There is nothing to do."))
+    if (stop := seen.stopped_by) is not None:
+        until = _("THROTTLED until %(time)s") % {"time": clock(stop.until)}
+        return State("throttled", "◔", until, f"{stop.source}: {stop.reason}")
     alive = ngettext(
         "%(n)s worker process is alive.", "%(n)s worker processes are alive.", len(seen.living)
     )
