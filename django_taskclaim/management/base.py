@@ -6,7 +6,7 @@ import getpass
 import math
 import socket
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
@@ -33,6 +33,7 @@ from django_taskclaim.switch import SwitchError, claimable_models, places_of
 
 V = TypeVar("V")
 Model = type[models.Model]
+M = TypeVar("M", bound=Model | None)
 
 #: What a command takes that is for one model.
 ONE = (1, "the model")
@@ -132,17 +133,37 @@ class ClaimCommand(BaseCommand):
 
 def _failure(error: Exception, where: Sequence[tuple[Model, str]]) -> CommandError:
     """Return what to say of an error of the database: the tables that are not there, or what the database said."""
-    lacking = lacking_of(where)
-    if lacking:
-        done = [str(error)] if isinstance(error, SwitchError) and error.done else []
-        return CommandError("\n".join([*done, *lacking]), returncode=USAGE)
-    if isinstance(error, SwitchError):
-        return CommandError(str(error))
+    if lacking := lacking_of(where):
+        return CommandError("\n".join(lacking), returncode=USAGE)
     # The second argument of these is every object there is.
     is_protected = isinstance(error, (ProtectedError, RestrictedError))
     text = str(error.args[0]) if is_protected else first_line(error)
     named = [f"{model._meta.label} on {alias!r}: " for model, alias in where]
     return CommandError(f"{named[0] if len(named) == 1 else ''}{text}")
+
+
+def switch_each(models: Sequence[M], change: Callable[[M], object]) -> tuple[list[str], list[str]]:
+    """Change the switch of each model, or of all models with None; one that is refused keeps no other from it.
+
+    Returns the names of those that were changed, and a sentence for each of the others.
+    """
+    done, refused = [], []
+    for model in models:
+        name = "all models" if model is None else model._meta.label
+        try:
+            change(model)
+            done.append(name)
+        except SwitchError as error:
+            refused.append(f"{name}: {error}")
+    return done, refused
+
+
+def refuse(sentences: Sequence[str], where: Sequence[tuple[Model, str]]) -> None:
+    """Raise what was refused, if anything was, with the tables that are not there."""
+    if sentences:
+        lacking = lacking_of(where)
+        text = "\n".join([*sentences, *lacking])
+        raise CommandError(text, returncode=USAGE if lacking else 1)
 
 
 def lacking_of(where: Sequence[tuple[Model, str]]) -> list[str]:

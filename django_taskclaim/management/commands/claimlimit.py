@@ -20,7 +20,15 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from django_taskclaim.control.audit import change_overrides, in_words
-from django_taskclaim.management.base import USAGE, ClaimCommand, Model, acting, add_record
+from django_taskclaim.management.base import (
+    USAGE,
+    ClaimCommand,
+    Model,
+    acting,
+    add_record,
+    refuse,
+    switch_each,
+)
 from django_taskclaim.switch import override_from_text, overrides_of
 from django_taskclaim.tables import LIMITS, OVERRIDES
 
@@ -51,14 +59,18 @@ class Command(ClaimCommand):
         values = {name: options[name] for name in OVERRIDES if name in options}
         facts = {"by": acting(by), "reason": options["reason"], "using": options["database"]}
         try:
-            for model in models if values else ():
-                change_overrides(model, values, **facts)
+            done, refused = switch_each(
+                models if values else [], partial(change_overrides, values=values, **facts)
+            )
         except ValueError as error:
             raise CommandError(str(error), returncode=USAGE) from error
         for model, alias in self.where:
+            if values and model._meta.label not in done:
+                continue
             text = in_words(overrides_of(model, using=alias)) or "no overrides"
             where = f" on {alias}" if len(self.where) > len(models) else ""
             self.stdout.write(f"{model._meta.label}{where}: {text}")
+        refuse(refused, self.where)
 
 
 def _value(name: str, text: str) -> object:

@@ -10,6 +10,7 @@ Examples:
 
 from argparse import ArgumentParser
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 
 from django.core.management.base import CommandError
@@ -23,9 +24,9 @@ from django_taskclaim.management.base import (
     acting,
     add_record,
     duration,
-    lacking_of,
+    refuse,
+    switch_each,
 )
-from django_taskclaim.switch import SwitchError
 
 
 class Command(ClaimCommand):
@@ -55,21 +56,11 @@ class Command(ClaimCommand):
         if bool(models) == options["all"]:
             raise CommandError("Name the models, or say --all (not both).", returncode=USAGE)
         by, reason = acting(options["by"]), options["reason"]
-        chosen: dict[str, Model | None] = {model._meta.label: model for model in models}
-        done, refused = [], []
-        for name, model in (chosen or {"all models": None}).items():
-            try:
-                turn(model, off=self.off, until=until, using=database, by=by, reason=reason)
-                done.append(name)
-            except SwitchError as error:
-                # One that fails keeps no other from it.
-                refused.append(f"{name}: {error}")
+        facts: dict[str, Any] = {"by": by, "reason": reason, "until": until, "using": database}
+        done, refused = switch_each(models or [None], partial(turn, off=self.off, **facts))
         if done:
             self._report(", ".join(done), until)
-        if refused:
-            lacking = lacking_of(self.where)
-            text = "\n".join([*refused, *lacking])
-            raise CommandError(text, returncode=USAGE if lacking else 1)
+        refuse(refused, self.where)
 
     def _report(self, names: str, until: timedelta | None) -> None:
         if self.off:
