@@ -27,6 +27,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from django_taskclaim import conf
+from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.control.models import ThroughputMinute, is_on
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.monitoring.overview import Overview, overview
@@ -62,6 +63,8 @@ COUNTERS = {
 SHOWN = range(0, 45, 4)
 
 
+# On SQLite a transaction around all questions would make every writer wait.
+@in_no_transaction
 @never_cache
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:

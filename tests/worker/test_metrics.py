@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -72,6 +74,15 @@ def test_only_the_token_and_those_who_may_look_are_answered(given: Any, status: 
     assert somebody("taskclaim_control.view_control").get("/metrics").status_code == 200
     assert somebody("testapp.view_photo", name="eve").get("/metrics").status_code == 403
     assert Client().post("/metrics", headers=PROMETHEUS).status_code == 405
+
+
+@pytest.mark.once
+def test_no_transaction_stands_around_all_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On SQLite it would keep writers waiting."""
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    with CaptureQueriesContext(connection) as asked:
+        figures("testapp.Photo")
+    assert "SAVEPOINT" not in asked.captured_queries[0]["sql"]
 
 
 @pytest.mark.processes
