@@ -32,13 +32,11 @@ SENSIBLE: dict[str, tuple[str, ...]] = {
 Captured = pytest.CaptureFixture[str]
 
 
-@pytest.mark.once
 def test_every_command_is_listed_here() -> None:
     ours = {name for name, app in get_commands().items() if app.startswith("django_taskclaim")}
     assert ours == set(SENSIBLE)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("command", SENSIBLE)
 def test_help_shows_examples_and_exit_codes(
     command: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
@@ -51,7 +49,6 @@ def test_help_shows_examples_and_exit_codes(
     assert max(map(len, out.splitlines())) <= 120
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("command", SENSIBLE)
 def test_bad_input_is_one_sentence_and_exit_code_2(command: str, capsys: Captured) -> None:
     """An unknown model, a model without claim columns, an unknown option and an unknown database."""
@@ -96,7 +93,6 @@ WRONG: list[tuple[str, str]] = [
 ]
 
 
-@pytest.mark.once
 @pytest.mark.promise(11, 14)
 def test_a_wrong_word_is_named(capsys: Captured) -> None:
     for line, named in WRONG:
@@ -109,7 +105,6 @@ def test_a_wrong_word_is_named(capsys: Captured) -> None:
 READS = {"claimadopt", "claimdoctor", "claimstatus"}
 
 
-@pytest.mark.once
 @pytest.mark.promise(2, 14)
 @pytest.mark.parametrize("command", sorted(SENSIBLE.keys() - READS))
 def test_a_connection_that_commits_nothing_is_refused(

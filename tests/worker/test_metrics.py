@@ -25,15 +25,11 @@ urlpatterns = [path("metrics", metrics)]
 TOKEN = "t0ken-of-the-monitoring"
 PROMETHEUS = {"accept": "application/openmetrics-text", "authorization": f"Bearer {TOKEN}"}
 
-pytestmark = [
-    pytest.mark.urls(__name__),
-    pytest.mark.django_db(databases="__all__"),
-    pytest.mark.usefixtures("token"),
-]
+pytestmark = [pytest.mark.urls(__name__), pytest.mark.django_db(databases="__all__")]
 
 
-@pytest.fixture
-def token(settings: Any) -> None:
+@pytest.fixture(autouse=True)
+def _token(settings: Any) -> None:
     settings.TASKCLAIM = {"METRICS_TOKEN": TOKEN, "PAGE_TIMEOUT": 60}
 
 
