@@ -68,7 +68,8 @@ class Population:
         try:
             return in_transaction(self.target, self._add_once, sources, near)
         except IntegrityError:
-            return in_transaction(self.target, self._add_once, sources, near)
+            # Or they were not *near*: the companion's column may sort its keys in another way than the source's.
+            return in_transaction(self.target, self._add_once, sources, Q())
 
     def _add_once(self, sources: Rows, near: Q) -> int:
         # Calls of ``populate`` wait for each other, so each finds what the one before has made.

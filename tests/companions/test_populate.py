@@ -86,6 +86,27 @@ def test_rows_that_others_add_meanwhile_are_skipped() -> None:
     assert len(linked(PageTask)) == 3
 
 
+@pytest.mark.django_db(transaction=True)
+def test_keys_may_be_sorted_in_another_way_than_their_sources() -> None:
+    """As those of a legacy table, whose collation is often not the one of the database."""
+    collation = {"sqlite": "NOCASE", "mysql": "utf8mb4_bin", "postgresql": "und-x-icu"}
+    link: Any = PageTask._meta.get_field("source")
+    sorted_otherwise: Any = models.CharField(
+        max_length=60, unique=True, db_column="source_id", db_collation=collation[connection.vendor]
+    )
+    sorted_otherwise.set_attributes_from_name("source")
+    sorted_otherwise.model = PageTask
+    Page.objects.bulk_create([Page(slug=slug) for slug in "aBcD"])
+    with connection.schema_editor() as editor:
+        editor.alter_field(PageTask, link, sorted_otherwise)
+    try:
+        for added in (4, 0):
+            assert PageTask.objects.populate(Page.objects.all(), chunk_size=2) == added
+    finally:
+        with connection.schema_editor() as editor:
+            editor.alter_field(PageTask, sorted_otherwise, link)
+
+
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="needs LISTEN and NOTIFY")
 @pytest.mark.parametrize("model", [PageTask, PageCheck])
 def test_new_rows_wake_idle_workers(
