@@ -66,8 +66,9 @@ class HealthCheck:
         self.name = name_of(check)
         self.models: list[type[Model]] = []
         self.due_at = float("-inf")
-        #: When the question was asked that has no answer yet.
-        self.asked_at: float | None = None
+        #: When it was asked last, by which thread. That ends, with its connection, after the answer.
+        self._asked_at = float("-inf")
+        self._thread: threading.Thread | None = None
         self.has_answered = False
         self._check = check
         self._state: ThrottleState | None = None
@@ -78,9 +79,11 @@ class HealthCheck:
         state = self._state
         return state if state is not None and clock() < state.until else None
 
+    def is_asked(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def is_hanging(self) -> bool:
-        asked_at = self.asked_at
-        return asked_at is not None and clock() - asked_at > HANGING
+        return self.is_asked() and clock() - self._asked_at > HANGING
 
     def begin(self, using: str) -> None:
         """Ask the check in a thread."""
@@ -89,11 +92,12 @@ class HealthCheck:
         self.due_at = clock() + every * random.uniform(0.75, 1.0)
         stands_for = max(QUESTIONS_MISSED * every, SHORTEST_STOP)
         name, words = "taskclaim-check", (using, stands_for)
-        threading.Thread(target=self._ask, args=words, name=name, daemon=True).start()
+        thread = threading.Thread(target=self._ask, args=words, name=name, daemon=True)
+        thread.start()
+        self._thread, self._asked_at = thread, clock()
 
     def _ask(self, using: str, stands_for: float) -> None:
         """Note what the check answers; one that raises stops nothing."""
-        self.asked_at = clock()
         use_own_connection(using)
         try:
             reason = self._check(using)
@@ -104,7 +108,7 @@ class HealthCheck:
         else:
             self._state = ThrottleState(reason, clock() + stands_for) if reason else None
         finally:
-            self.asked_at, self.has_answered = None, True
+            self.has_answered = True
             connections.close_all()
 
     def note_broken(self, why: str) -> None:
@@ -188,7 +192,7 @@ class Throttles:
 
     def ask(self) -> None:
         """Ask the next check that is due; asks no database itself, and is to be called several times a second."""
-        asked = [check for check in self._checks if check.asked_at is not None]
+        asked = [check for check in self._checks if check.is_asked()]
         for check in asked:
             if check.is_hanging():
                 check.note_broken(f"it has not answered for {HANGING:g} s")

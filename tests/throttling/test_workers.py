@@ -1,6 +1,7 @@
 """Real workers under throttles."""
 
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from django.db.models import Sum
 
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.models import Throttle
+from django_taskclaim.throttling.throttles import Throttles
 from tests.contention.conftest import failing
 from tests.factories import make
 from tests.testapp.models import Job, Photo, UuidKey
@@ -45,6 +47,21 @@ def test_nothing_is_claimed_while_a_check_says_stop(start_worker: Start) -> None
     assert states() == {"complete": 10, "open": 1}
     said = [event["text"] for event in worker.events("check_broken")]
     assert len([text for text in said if "no connection to the moon" in text]) == 1
+
+
+@pytest.mark.once
+@pytest.mark.promise(13)
+def test_one_check_is_asked_at_a_time() -> None:
+    """Also while the thread of the first one has not come to it yet."""
+    throttles = Throttles("w", "default", {Photo: [lambda using: None, lambda using: None]})
+    go_on = threading.Event()
+    threading.setprofile(lambda *_: go_on.wait())
+    throttles.ask()
+    throttles.ask()
+    threading.setprofile(None)
+    asking = [one.name for one in threading.enumerate() if one.name == "taskclaim-check"]
+    go_on.set()
+    assert len(asking) == 1
 
 
 @pytest.mark.once
