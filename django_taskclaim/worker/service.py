@@ -225,7 +225,7 @@ class Service(threading.Thread):
 
     def _read_switch_when_it_matters(self) -> bool:
         is_unread = len(self.keeper.stops) < len(self.handlers)
-        is_stopped = any(self._is_stopped(handler.model) for handler in self.handlers)
+        is_stopped = any(self._claims_are_stopped(handler.model) for handler in self.handlers)
         # An idle process asks, too, to know that it could renew.
         if not (self.inflight.held() or is_stopped or is_unread or self.keeper.is_silent()):
             return False
@@ -250,10 +250,10 @@ class Service(threading.Thread):
 
     def _give_back_stopped(self) -> None:
         for handler in self.handlers:
-            if self._is_stopped(handler.model) or self.throttles.gives_back(handler.model):
+            if self._claims_are_stopped(handler.model) or self.throttles.gives_back(handler.model):
                 self.keeper.withdraw(handler.model)
 
-    def _is_stopped(self, model: type[Model]) -> bool:
+    def _claims_are_stopped(self, model: type[Model]) -> bool:
         """Say whether claims of *model* are stopped for everybody."""
         stops = self.keeper.stops.get(model)
         return stops is not None and bool(stops.pauses or stops.throttled)
