@@ -5,10 +5,11 @@ Route it where the monitoring reaches it: ``path("metrics", metrics)``. It needs
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from django.contrib.auth import get_permission_codename
 from django.core.exceptions import PermissionDenied
 from django.db import Error, connections, router
 from django.db.models import Model, Sum
@@ -68,24 +69,30 @@ SHOWN = range(0, 45, 4)
 @never_cache
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Answer with the figures of every claimable model, each read on the database that the router writes to.
+    """Answer with the figures of claimable models, each read on the database that the router writes to.
 
-    Allowed are callers that send the setting METRICS_TOKEN as a bearer token, and users with ``view_control``.
+    Allowed are callers that send the setting METRICS_TOKEN as a bearer token, and users with ``view_control``, who get
+    the models that they may view.
     """
-    if not _is_allowed(request):
-        raise PermissionDenied
     registry = CollectorRegistry()
-    registry.register(Figures())
+    registry.register(Figures(_models_for(request)))
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
     return HttpResponse(encode(registry), content_type=content_type)
 
 
-def _is_allowed(request: HttpRequest) -> bool:
+def _models_for(request: HttpRequest) -> list[type[Model]]:
+    """Return the models whose figures the caller may see."""
     token, given = conf.setting("METRICS_TOKEN"), request.headers.get("Authorization", "")
     if token and constant_time_compare(given, f"Bearer {token}"):
-        return True
+        return claimable_models()
     user = getattr(request, "user", None)
-    return user is not None and user.has_perm("taskclaim_control.view_control")
+    if user is None or not user.has_perm("taskclaim_control.view_control"):
+        raise PermissionDenied
+    named = {
+        model: f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"
+        for model in claimable_models()
+    }
+    return [model for model, permission in named.items() if user.has_perm(permission)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +104,17 @@ class Reported:
 
 
 class Figures(Collector):
-    """Reads the figures at the moment they are asked for."""
+    """Reads the figures of models at the moment they are asked for."""
+
+    def __init__(self, models: Iterable[type[Model]]) -> None:
+        self.models = models
 
     def collect(self) -> Iterator[Metric]:
         """Yield each figure with its values for all models; one that cannot be read in time has ``taskclaim_up`` 0."""
         up = GaugeMetricFamily("taskclaim_up", "1 if the model was read in time.", labels=LABELS)
         seen: dict[Labels, Overview] = {}
         reported: dict[Labels, Reported] = {}
-        for model in claimable_models():
+        for model in self.models:
             alias = router.db_for_write(model)
             labels = model._meta.label, alias
             try:

@@ -67,7 +67,9 @@ def test_only_the_token_and_those_who_may_look_are_answered(given: Any, status: 
     # Where a cache kept the page, it would give it to anybody.
     assert answer.status_code == status
     assert status == 403 or "no-store" in answer.headers["Cache-Control"]
-    assert somebody("taskclaim_control.view_control").get("/metrics").status_code == 200
+    seen = somebody("taskclaim_control.view_control", "testapp.view_photo").get("/metrics")
+    assert b"testapp.Photo" in seen.content
+    assert b"testapp.Job" not in seen.content
     assert somebody("testapp.view_photo", name="eve").get("/metrics").status_code == 403
     assert Client().post("/metrics", headers=PROMETHEUS).status_code == 405
 
