@@ -13,6 +13,7 @@ from django.db.models import Count, Q
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import real_name
+from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, format_duration, format_moment, listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.limits.key_limits import at_their_limit, limits_over
@@ -104,7 +105,7 @@ def _nobody_works(seen: Overview) -> Reasons:
         )
     elif not seen.living:
         due = _rows(seen, seen.due, Status.OPEN)
-        last = max((worker.seen_at for worker in seen.workers), default=None)
+        last = max((as_utc(worker.seen_at) for worker in seen.workers), default=None)
         ago = f"; the last one reported {format_duration(seen.now - last)} ago" if last else ""
         yield checks.Warning(
             f"{due} due, and no worker for {label} is alive{ago}.", f"manage.py claimworker {label}"

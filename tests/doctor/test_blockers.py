@@ -91,10 +91,13 @@ def failed_and_set_aside() -> None:
         ),
     ],
 )
-def test_a_reason_is_named_with_what_ends_it(scene: Callable[[], Any], parts: list[str]) -> None:
+def test_a_reason_is_named_with_what_ends_it(
+    scene: Callable[[], Any], parts: list[str], settings: Any
+) -> None:
     scene()
-    text = doctor_text(Job)
-    assert [part for part in parts if part not in text] == [], text
+    for settings.USE_TZ in (True, False):
+        text = doctor_text(Job)
+        assert [part for part in parts if part not in text] == [], text
 
 
 def test_a_pause_of_the_parent_is_named_for_its_child() -> None:
