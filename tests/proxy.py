@@ -49,6 +49,9 @@ def withheld(sent: bytes, client: socket.socket, server: socket.socket) -> None:
     cut(client, server)
 
 
+FATES = pytest.mark.parametrize("fate", [swallowed, withheld], ids=["committed", "not committed"])
+
+
 class Belated:
     """Cuts off the client at once, and lets the server hear the COMMIT only when ``deliver`` is called."""
 

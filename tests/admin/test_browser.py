@@ -1,6 +1,6 @@
 """The control room in a real browser: it refreshes by itself, acts, and leaves alone what is being typed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.admin import browser as browsers
 from tests.admin.browser import Browser
 from tests.admin.room import url
 from tests.testapp.models import Job
-from tests.worker.conftest import Worker, jobs, start_worker, states, wait_until
+from tests.worker.conftest import Start, jobs, start_worker, states, wait_until
 
 __all__ = ["start_worker"]  # a fixture
 
@@ -46,7 +46,7 @@ def room(driver: Any, live_server: Any) -> Iterator[Browser]:
 
 @pytest.mark.promise(9)
 def test_the_page_pauses_resumes_and_drains_a_real_worker(
-    room: Browser, start_worker: Callable[..., Worker]
+    room: Browser, start_worker: Start
 ) -> None:
     """And shows each of it without a reload."""
     jobs(4000, "sleep:0.05")

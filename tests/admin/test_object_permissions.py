@@ -1,12 +1,11 @@
 """A ModelAdmin, a row, a queryset or another model can deny what the permissions grant."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.contrib.admin import AdminSite, ModelAdmin, site
 from django.http import HttpRequest
-from django.test import Client, override_settings
+from django.test import Client
 from django.urls import path
 
 from django_taskclaim.admin import ClaimAdminMixin
@@ -38,7 +37,11 @@ from tests.querysets.support import facts, stored
 from tests.testapp.models import HiddenRows, Photo, UuidKey
 from tests.urls import urlpatterns as project
 
-pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.urls(__name__),
+    pytest.mark.django_db(databases=["default", "other"]),
+]
 
 ROW_BUTTONS = [action.slug for action in ROW_ACTIONS if action.row_label]
 
@@ -58,12 +61,6 @@ class OursAdmin(ClaimAdminMixin, ModelAdmin):  # type: ignore[type-arg]
 own_site.register(Photo, OursAdmin)
 register(own_site)
 urlpatterns = [*project, path("own/", own_site.urls)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _routes() -> Iterator[None]:
-    with override_settings(ROOT_URLCONF=__name__):
-        yield
 
 
 def deny(monkeypatch: pytest.MonkeyPatch, model: Any, method: str, *rows: Any) -> None:

@@ -1,12 +1,11 @@
 """The admin of companions and of ranges, whose rows point at rows of another table."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.contrib.admin import AdminSite, ModelAdmin
 from django.contrib.admin.utils import quote
-from django.test import Client, override_settings
+from django.test import Client
 from django.urls import path
 
 from django_taskclaim.admin import ClaimAdminMixin
@@ -17,7 +16,11 @@ from tests.ranges.conftest import fill
 from tests.testapp.models import CompositeRange, IntRange, TextRange
 from tests.urls import urlpatterns as project
 
-pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.urls(__name__),
+    pytest.mark.django_db(databases=["default", "other"]),
+]
 
 site = AdminSite("beside")
 
@@ -40,12 +43,6 @@ site.register([PageTask, FarTask, IntRange, TextRange, CompositeRange], PlainAdm
 site.register(PageCheck, SearchingAdmin)
 site.register(Page, PageAdmin)
 urlpatterns = [*project, path("beside/", site.urls)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _routes() -> Iterator[None]:
-    with override_settings(ROOT_URLCONF=__name__):
-        yield
 
 
 def beside(model: Any, page: str, *args: Any) -> str:

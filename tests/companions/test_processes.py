@@ -1,7 +1,6 @@
 """Real workers over companions."""
 
 import signal
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -11,7 +10,7 @@ from tests.companions.app.models import FarPage, FarTask, Line, LineTask, Page, 
 from tests.companions.conftest import make_sources
 from tests.querysets.support import clock, held_open, set_raw
 from tests.testapp.models import Ledger
-from tests.worker.conftest import Worker, start_worker, wait_until
+from tests.worker.conftest import Start, Worker, start_worker, wait_until
 
 __all__ = ["start_worker"]
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.django_db(databases=["default", "other"], transaction=T
 
 @pytest.mark.promise(3, 7)
 def test_every_kind_of_companion_is_drained_after_a_kill(
-    start_worker: Callable[..., Worker],
+    start_worker: Start,
 ) -> None:
     """Two companions work on one table at once; a source may be gone, go while it is worked on, or be locked.
 

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,9 @@ from django_taskclaim.switch import set_overrides
 from django_taskclaim.worker.counters import unpacked
 from tests.limits.test_workers import closed_now
 from tests.testapp.models import Job
-from tests.worker.conftest import Worker, jobs, start_worker, states, wait_until
+from tests.worker.conftest import Start, Worker, jobs, start_worker, states, wait_until
 
 __all__ = ["start_worker"]
-
-Start = Callable[..., Worker]
 
 HOUR = timedelta(hours=1)
 

@@ -1,6 +1,5 @@
 """Limits of the whole fleet: rows that run at once, a rate, hours of the day; and setting them."""
 
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,13 +14,11 @@ from django_taskclaim.switch import set_overrides
 from tests.commands import shell
 from tests.factories import make
 from tests.limits.conftest import claimed, pass_time
-from tests.querysets.support import ROW_LOCKS, at_once, execute
+from tests.querysets.support import ROW_LOCKS, Rule, at_once, execute
 from tests.testapp.models import Child, CompositeKey, Parent, Photo
 from tests.worker.conftest import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("nothing_learned")]
-
-Rule = Callable[..., None]
 
 
 # Rows at once

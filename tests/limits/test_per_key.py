@@ -1,14 +1,13 @@
 """Limits per key: at most so many rows of one customer at once, over all holders."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from django_taskclaim.handlers import handler
 from tests.factories import make
-from tests.querysets.support import names
+from tests.querysets.support import Rule, names
 from tests.testapp.models import (
     Author,
     Child,
@@ -19,8 +18,6 @@ from tests.testapp.models import (
 )
 
 pytestmark = pytest.mark.django_db
-
-Rule = Callable[..., None]
 
 
 def countries(rows: Any) -> dict[str, int]:

@@ -10,12 +10,10 @@ from django_taskclaim.completion import Clear
 from django_taskclaim.exceptions import RetryLater
 from django_taskclaim.handlers import handler
 from tests.factories import make
-from tests.querysets.support import ROW_LOCKS, at_once
+from tests.querysets.support import ROW_LOCKS, Rule, at_once
 from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, Photo
 
 pytestmark = pytest.mark.django_db
-
-Rule = Callable[..., None]
 
 
 def photos(countries: str, **values: Any) -> list[Photo]:

@@ -3,22 +3,19 @@
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 from django.db import connection
 
 from django_taskclaim.switch import pause
 from tests.testapp.models import Job
-from tests.worker.conftest import Worker, jobs, states, wait_until
+from tests.worker.conftest import Start, jobs, states, wait_until
 
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.long,
     pytest.mark.django_db(transaction=True, databases="__all__"),
 ]
-
-Start = Callable[..., Worker]
 
 
 @pytest.mark.promise(11)

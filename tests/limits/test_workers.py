@@ -2,7 +2,6 @@
 
 import json
 import signal
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,11 +9,9 @@ import pytest
 from django.utils import timezone
 
 from tests.testapp.models import Job, Ledger
-from tests.worker.conftest import Worker, jobs, states, wait_until
+from tests.worker.conftest import Start, jobs, states, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True, databases="__all__")]
-
-Start = Callable[..., Worker]
 
 
 def under(**limits: Any) -> dict[str, str]:

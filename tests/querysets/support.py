@@ -16,6 +16,11 @@ from tests.factories import DIFFERENT
 #: Seconds after which a state that is awaited will not come any more, however busy the machine is.
 DEADLINE = 120
 
+#: Fixtures: gives a model a policy, lets leases lapse, and counts statements.
+Rule = Callable[..., None]
+Lapse = Callable[[Any], None]
+NoQueries = Callable[..., Any]
+
 ROW_LOCKS = connection.features.has_select_for_update
 
 #: Multi-table children cannot be created in bulk, says Django.

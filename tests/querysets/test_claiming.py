@@ -22,7 +22,7 @@ from tests.querysets.models import (
     OneToOneKey,
     UuidLinks,
 )
-from tests.querysets.support import facts, fresh, keys, names
+from tests.querysets.support import NoQueries, facts, fresh, keys, names
 from tests.testapp.models import (
     Author,
     Child,
@@ -36,8 +36,6 @@ from tests.testapp.models import (
 )
 
 pytestmark = pytest.mark.django_db
-
-NoQueries = Callable[..., Any]
 
 
 # How many

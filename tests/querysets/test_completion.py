@@ -1,7 +1,6 @@
 """Completion policies: what is common to all, and those that keep the row."""
 
 import copy
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +16,7 @@ from tests.querysets.completing import claimed, gone, refused
 from tests.querysets.models import Parcel, ParcelArchive
 from tests.querysets.support import (
     DEADLINE,
+    Rule,
     clock,
     elsewhere,
     facts,
@@ -29,8 +29,6 @@ from tests.querysets.support import (
 from tests.testapp.models import Child, ClaimOnly, CompositeKey, Photo
 
 pytestmark = pytest.mark.django_db
-
-Rule = Callable[..., None]
 
 POLICIES: dict[str, Any] = {
     "mark": "mark",

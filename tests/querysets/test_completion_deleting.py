@@ -1,6 +1,5 @@
 """Completion policies that delete or archive a row that is done, in the transaction that checks its claim."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -24,12 +23,10 @@ from tests.querysets.models import (
     Receipt,
     Stamp,
 )
-from tests.querysets.support import fresh, lose, stored
+from tests.querysets.support import Rule, fresh, lose, stored
 from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, Parent, Photo, PlainParent
 
 pytestmark = pytest.mark.django_db
-
-Rule = Callable[..., None]
 
 BOTH = pytest.mark.parametrize("how", [Delete(), Delete(cascade=True)], ids=["plain", "cascade"])
 

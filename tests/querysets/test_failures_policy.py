@@ -14,13 +14,10 @@ from django_taskclaim.exceptions import ClaimLost, Permanent, RetryLater
 from django_taskclaim.handlers import handler
 from tests.factories import make
 from tests.querysets.late_writes import claimed
-from tests.querysets.support import facts, lose
+from tests.querysets.support import Lapse, Rule, facts, lose
 from tests.testapp.models import ClaimOnly, Photo
 
 pytestmark = pytest.mark.django_db
-
-Rule = Callable[..., None]
-Lapse = Callable[[Any], None]
 
 
 class NotFound(LookupError):

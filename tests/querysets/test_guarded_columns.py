@@ -14,6 +14,7 @@ from tests.factories import make
 from tests.querysets.support import (
     BULK,
     STRANGE,
+    NoQueries,
     facts,
     fresh,
     lose,
@@ -25,8 +26,6 @@ from tests.querysets.support import (
 from tests.testapp.models import Child, ChildOwnsClaim, Photo, PrefixedOwnStatus, UuidKey
 
 pytestmark = [pytest.mark.django_db, pytest.mark.promise(3, 4)]
-
-NoQueries = Callable[..., Any]
 
 
 # Saves, updates and upserts

@@ -11,14 +11,10 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import NEVER_WAITED
 from tests.factories import make
 from tests.querysets.late_writes import claimed
-from tests.querysets.support import clock, facts, has, keys, names, set_raw
+from tests.querysets.support import Lapse, Rule, clock, facts, has, keys, names, set_raw
 from tests.testapp.models import Child, ClaimOnly, CompositeKey, Photo, PrefixedOwnStatus
 
 pytestmark = pytest.mark.django_db
-
-Lapse = Callable[[Any], None]
-Rule = Callable[..., None]
-
 #: Models whose claim columns differ: all of them, the least, on another table, under other names.
 MODELS = pytest.mark.parametrize("model", [Photo, ClaimOnly, Child, PrefixedOwnStatus])
 

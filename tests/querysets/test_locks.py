@@ -12,15 +12,13 @@ from tests.factories import make
 from tests.querysets.completing import claimed
 from tests.querysets.late_writes import twin
 from tests.querysets.models import Label, Labelled
-from tests.querysets.support import DEADLINE, ROW_LOCKS, elsewhere, facts, fresh, held_open
+from tests.querysets.support import DEADLINE, ROW_LOCKS, Lapse, elsewhere, facts, fresh, held_open
 from tests.testapp.models import Child, Photo
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(not ROW_LOCKS, reason="no row locks: one writer at a time"),
 ]
-
-Lapse = Callable[[Any], None]
 
 TABLES = pytest.mark.parametrize("model", [Photo, Child])
 

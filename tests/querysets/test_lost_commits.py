@@ -9,14 +9,12 @@ from django.db import Error, transaction
 
 from django_taskclaim.exceptions import ClaimLost, CommitUnknown
 from tests.factories import make
-from tests.proxy import HAS_A_SERVER, Belated, Fate, swallowed, withheld
+from tests.proxy import FATES, HAS_A_SERVER, Belated, Fate, swallowed, withheld
 from tests.querysets.late_writes import claimed
 from tests.querysets.support import DEADLINE, elsewhere, facts, fresh, lose
 from tests.testapp.models import Child, CompositeKey, Photo
 
 pytestmark = pytest.mark.promise(3, 5)
-
-FATES = pytest.mark.parametrize("fate", [swallowed, withheld], ids=["committed", "not committed"])
 TABLES = pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
 needs_a_server = pytest.mark.skipif(
     not HAS_A_SERVER, reason="the database has no server that a COMMIT travels to"

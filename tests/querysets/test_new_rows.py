@@ -1,6 +1,5 @@
 """In which state rows begin: new ones, copies, and instances constructed with the key of a row that exists."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +11,7 @@ from tests.factories import make
 from tests.querysets.support import (
     BULK,
     STRANGE,
+    NoQueries,
     execute,
     facts,
     fresh,
@@ -23,8 +23,6 @@ from tests.querysets.support import (
 from tests.testapp.models import ClaimOnly, CompositeKey, Photo, PrefixedOwnStatus, UuidKey
 
 pytestmark = pytest.mark.django_db
-
-NoQueries = Callable[..., Any]
 BORN = ["create", "save", "bulk_create"]
 
 

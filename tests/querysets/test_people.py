@@ -1,6 +1,5 @@
 """Holders that callers name: a person asks for five rows and gets the same five, extended, on reload."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,12 +10,10 @@ from django.db.models import QuerySet
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.switch import pause, resume
 from tests.factories import make
-from tests.querysets.support import DEADLINE, ROW_LOCKS, at_once, elsewhere, facts, keys
+from tests.querysets.support import DEADLINE, ROW_LOCKS, Lapse, at_once, elsewhere, facts, keys
 from tests.testapp.models import Author, Child, OrderedByForeignKey, Photo, PhotoProxy
 
 pytestmark = pytest.mark.django_db
-
-Lapse = Callable[[Any], None]
 
 #: They differ by case, by an accent, by blanks: different people all the same.
 ALIKE = ["user:bob", "user:Bob", "user:böb", "user:bob ", " user:bob", "user:bo", "user:bob\t"]

@@ -1,8 +1,6 @@
 """Putting back expired rows: the living have had the time to renew theirs, and the dead lose theirs."""
 
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import DatabaseError
@@ -11,15 +9,22 @@ from django_taskclaim.querysets import expiry
 from django_taskclaim.querysets.expiry import Reaper
 from tests.commands import in_each_state
 from tests.querysets.completing import claimed
-from tests.querysets.support import clock, execute, facts, set_raw, stored, table_of, wait_for
+from tests.querysets.support import (
+    Lapse,
+    clock,
+    execute,
+    facts,
+    set_raw,
+    stored,
+    table_of,
+    wait_for,
+)
 from tests.testapp.models import Photo
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 #: Seconds, under the default lease.
 RENEWAL_INTERVAL = 15
-
-Lapse = Callable[[Any], None]
 
 
 class Time:

@@ -1,6 +1,5 @@
 """A row that cannot be read fails alone, with the error: the others of its model are claimed and done."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,12 +8,10 @@ from django.db import Error, connection, models
 from tests.factories import make
 from tests.proxy import Fate, swallowed, withheld
 from tests.querysets.models import Sealed, SealedChild
-from tests.querysets.support import execute, keys, quoted, table_of
+from tests.querysets.support import Rule, execute, keys, quoted, table_of
 from tests.testapp.odd_models import SealedField
 
 pytestmark = [pytest.mark.django_db, pytest.mark.promise(10)]
-
-Rule = Callable[..., None]
 
 #: Column, and what of it nobody can read, by the kind of the fault.
 FAULTS = {"field": ("secret", "'broken'", "ValueError: the seal is broken")}

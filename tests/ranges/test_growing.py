@@ -14,11 +14,9 @@ from tests.commands import run
 from tests.querysets.support import DEADLINE, clock, elsewhere, execute, set_raw, wait_for
 from tests.ranges.conftest import drain, work_through
 from tests.testapp.models import IntRange, IntSource, LogRange, LogSource
-from tests.worker.conftest import Worker, start_worker, wait_until
+from tests.worker.conftest import Start, start_worker, wait_until
 
 __all__ = ["start_worker"]
-
-Start = Callable[..., Worker]
 
 postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="it names transactions")
 one_writer = pytest.mark.skipif(

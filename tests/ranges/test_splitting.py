@@ -2,7 +2,6 @@
 
 import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,11 +22,9 @@ from tests.ranges.conftest import (
     work_through,
 )
 from tests.testapp.models import IntRange
-from tests.worker.conftest import Worker, start_worker, wait_until
+from tests.worker.conftest import Start, Worker, start_worker, wait_until
 
 __all__ = ["start_worker"]
-
-Start = Callable[..., Worker]
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

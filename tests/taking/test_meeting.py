@@ -16,7 +16,7 @@ from django_taskclaim import take
 from django_taskclaim.exceptions import CommitUnknown
 from tests.factories import make
 from tests.proxy import swallowed, withheld
-from tests.querysets.support import DEADLINE, at_once, elsewhere, wait_for
+from tests.querysets.support import DEADLINE, at_once, elsewhere, keys, wait_for
 from tests.taking.conftest import taken_elsewhere
 from tests.taking.models import Letter, Writer
 from tests.testapp.models import CompositeKey
@@ -27,10 +27,6 @@ needs_row_locks = pytest.mark.skipif(
     not connection.features.has_select_for_update,
     reason="needs has_select_for_update: this database has one writer at a time",
 )
-
-
-def keys_of(rows: Any) -> list[Any]:
-    return [row.pk for row in rows]
 
 
 # In threads
@@ -46,9 +42,9 @@ def test_no_row_is_handed_to_two(delete: bool) -> None:
         mine: list[Any] = []
         while True:
             with take(Letter.objects.filter(sent=False), 4, delete=delete) as rows:
-                mine += keys_of(rows)
+                mine += keys(rows)
                 if not delete:
-                    Letter.objects.filter(pk__in=keys_of(rows)).update(sent=True)
+                    Letter.objects.filter(pk__in=keys(rows)).update(sent=True)
             if not rows and not Letter.objects.filter(sent=False).exists():
                 return mine
 
@@ -62,11 +58,11 @@ def test_others_get_the_next_rows_and_end_without_waiting(model: Any) -> None:
     """On a table as small as this a DELETE that scans it would wait for the rows of the first."""
     make(model, 6)
     queryset = model.objects.order_by("pk")
-    keys = keys_of(queryset)
+    known = keys(queryset)
     with taken_elsewhere(queryset, 1) as first, take(queryset, 2) as second:
-        assert keys_of(first) == keys[:1]
-        assert keys_of(second) == keys[1:3]
-    assert queryset.filter(pk=keys[0]).exists()
+        assert keys(first) == known[:1]
+        assert keys(second) == known[1:3]
+    assert queryset.filter(pk=known[0]).exists()
 
 
 @needs_row_locks
@@ -90,7 +86,7 @@ def test_a_row_that_was_finished_just_before_its_lock_is_not_handed_over(
         connection.execute_wrapper(rename_bob),
         take(Letter.objects.filter(writer__name__in=["Ada", "Bob"]), 2) as rows,
     ):
-        assert keys_of(rows) == [letters[1].pk]
+        assert keys(rows) == [letters[1].pk]
     assert locked
     assert Letter.objects.count() == 5
 
@@ -131,10 +127,10 @@ def test_processes_share_no_row_and_the_dead_keep_none(
 ) -> None:
     left = 6
     with taker(process_env, 2, 60) as dying:
-        assert json.loads(heard(dying)) == keys_of(letters[:2])
+        assert json.loads(heard(dying)) == keys(letters[:2])
         if connection.features.has_select_for_update:
             with taker(process_env, 2, 60) as living:
-                assert json.loads(heard(living)) == keys_of(letters[2:4])
+                assert json.loads(heard(living)) == keys(letters[2:4])
                 assert tell(living) == "done"
             left = 4
         dying.kill()
@@ -154,7 +150,7 @@ def test_a_frozen_process_keeps_its_rows_no_longer_than_it_may_be_silent(
 ) -> None:
     # Not less: a busy machine may keep a healthy process from its next query for seconds.
     with taker(process_env, 2, 8) as frozen:
-        assert json.loads(heard(frozen)) == keys_of(letters[:2])
+        assert json.loads(heard(frozen)) == keys(letters[:2])
         os.kill(frozen.pid, signal.SIGSTOP)
         wait_for(lambda: count_of_free() == 6)
         os.kill(frozen.pid, signal.SIGCONT)
@@ -174,7 +170,7 @@ def test_a_lost_answer_to_a_commit_is_undecided(
     commits: Any, letters: list[Letter], delete: bool, fate: Any
 ) -> None:
     def send(rows: list[Letter]) -> None:
-        Letter.objects.filter(pk__in=keys_of(rows)).update(sent=True)
+        Letter.objects.filter(pk__in=keys(rows)).update(sent=True)
         commits.arm(fate)
 
     with (

@@ -12,7 +12,7 @@ from django.test import TestCase
 from django_taskclaim import take
 from django_taskclaim.exceptions import TaskClaimError
 from tests.factories import SHAPES, make
-from tests.querysets.support import execute, fresh
+from tests.querysets.support import execute, fresh, keys
 from tests.taking.models import Letter, Line, Postmark, Writer
 from tests.testapp.models import Child, ChildOwnsClaim
 
@@ -20,10 +20,6 @@ pytestmark = pytest.mark.django_db
 
 #: For what only a transaction that really commits, or a table of its own, can show.
 committing = pytest.mark.django_db(transaction=True)
-
-
-def keys_of(rows: Any) -> list[Any]:
-    return [row.pk for row in rows]
 
 
 class Broken(Exception):
@@ -37,9 +33,9 @@ class Broken(Exception):
 def test_rows_of_every_shape_are_updated_or_go_when_the_block_ends_well(model: Any) -> None:
     make(model, 5)
     rows = model._base_manager.order_by("pk")
-    in_order = keys_of(rows)
+    in_order = keys(rows)
     with take(model._base_manager.all(), 3, delete=False) as taken:
-        assert keys_of(taken) == in_order[:3]
+        assert keys(taken) == in_order[:3]
         model._base_manager.filter(pk__in=in_order[:3]).update(note="sent")
     assert [row.note for row in rows.all()] == ["sent"] * 3 + [""] * 2
     in_tables = model in (Child, ChildOwnsClaim)
@@ -47,7 +43,7 @@ def test_rows_of_every_shape_are_updated_or_go_when_the_block_ends_well(model: A
         assert model._base_manager.count() == 5
         for row in taken if in_tables else ():
             row.delete()
-    assert keys_of(rows.all()) == in_order[3:]
+    assert keys(rows.all()) == in_order[3:]
 
 
 def test_what_the_block_does_to_its_rows_stays(letters: list[Letter]) -> None:
@@ -81,21 +77,21 @@ def test_a_block_that_raises_leaves_everything_as_it_was(letters: list[Letter]) 
 
 
 def test_the_order_asked_for_is_kept(letters: list[Letter]) -> None:
-    keys = keys_of(letters)
+    known = keys(letters)
     for queryset, expected in [
-        (Letter.objects.all(), keys[:2]),  # Meta.ordering says otherwise
-        (Letter.objects.order_by("sent", F("text").desc()), keys[:-3:-1]),
-        (Letter.objects.order_by(Upper("text").asc()), keys[:2]),
+        (Letter.objects.all(), known[:2]),  # Meta.ordering says otherwise
+        (Letter.objects.order_by("sent", F("text").desc()), known[:-3:-1]),
+        (Letter.objects.order_by(Upper("text").asc()), known[:2]),
     ]:
         with take(queryset, 2, delete=False) as rows:
-            assert keys_of(rows) == expected
+            assert keys(rows) == expected
 
 
 def test_filters_joins_and_columns_are_the_querysets_own(
     letters: list[Letter], django_assert_num_queries: Any
 ) -> None:
     ada = Writer.objects.create(name="Ada")
-    Letter.objects.filter(pk__in=keys_of(letters[2:])).update(writer=ada)
+    Letter.objects.filter(pk__in=keys(letters[2:])).update(writer=ada)
     Postmark.objects.bulk_create([Postmark(letter=letters[2]) for _ in range(3)])
     queryset = Letter.objects.filter(writer__name="Ada").select_related("writer")
     queryset = queryset.annotate(shout=Upper("text")).select_for_update()
@@ -103,7 +99,7 @@ def test_filters_joins_and_columns_are_the_querysets_own(
         take(queryset.prefetch_related("postmark_set"), 2, delete=False) as rows,
         django_assert_num_queries(0),
     ):
-        assert keys_of(rows) == keys_of(letters[2:4])
+        assert keys(rows) == keys(letters[2:4])
         assert (rows[0].writer, rows[0].shout) == (ada, "LETTER 2")  # type: ignore[attr-defined]
         assert len(rows[0].postmark_set.all()) == 3
     with take(Letter.objects.filter(postmark__isnull=False), 2) as rows:
@@ -175,10 +171,10 @@ def test_a_transaction_that_the_block_ended_itself_deletes_nothing(letters: list
 def test_a_sequence_is_key_enough_if_it_is_unique(lines: list[Line]) -> None:
     """Deleting by a key that two rows share would delete a row that nobody was handed."""
     with take(Line.objects.order_by("-seq"), 2, delete=False) as rows:
-        assert keys_of(rows) == [6, 5]
+        assert keys(rows) == [6, 5]
         Line.objects.filter(pk__in=[5, 6]).update(text="read")
     with take(Line.objects.all(), 2) as rows:
-        assert keys_of(rows) == [1, 2]
+        assert keys(rows) == [1, 2]
     assert Line.objects.filter(text="read").count() == 2
     Line.objects.bulk_create([Line(seq=3, text="the other line 3")])
     for limit in (1, 2):

@@ -15,9 +15,7 @@ from django_taskclaim.throttling.throttles import Throttles
 from tests.contention.conftest import failing
 from tests.factories import make
 from tests.testapp.models import Job, Photo, UuidKey
-from tests.worker.conftest import Worker, jobs, states, wait_until
-
-Start = Callable[..., Worker]
+from tests.worker.conftest import Start, jobs, states, wait_until
 
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.throttling.worker_settings"}
 

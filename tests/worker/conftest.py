@@ -80,6 +80,10 @@ class Worker:
         ]
 
 
+#: Starts a worker with these options, see ``start_worker``.
+Start = Callable[..., Worker]
+
+
 MAIN = """
 import sys
 from django.core.management import execute_from_command_line

@@ -3,16 +3,13 @@
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.testapp.models import Effect, Job, Ledger
-from tests.worker.conftest import Worker, jobs, wait_until
+from tests.worker.conftest import Start, Worker, jobs, wait_until
 from tests.worker.test_stampede import assert_every_extra_run_is_explained
-
-Start = Callable[..., Worker]
 
 
 def drain(start_worker: Start, policies: dict[str, str], *options: str, **env: str) -> list[Worker]:

@@ -1,7 +1,6 @@
 """A worker that has done many rows is no bigger than one that has done few."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,7 @@ from django.db import connection
 
 from tests.sessions import other_sessions
 from tests.testapp.models import Job
-from tests.worker.conftest import Worker, states, wait_until
-
-Start = Callable[..., Worker]
+from tests.worker.conftest import Start, states, wait_until
 
 pytestmark = pytest.mark.long
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,9 @@ from django_taskclaim.worker.process import Process
 from tests.factories import make
 from tests.freezing import freeze
 from tests.testapp.models import Job, UuidKey
-from tests.worker.conftest import Worker, jobs, states, wait_until
+from tests.worker.conftest import Start, jobs, states, wait_until
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(transaction=True, databases="__all__")]
-
-Start = Callable[..., Worker]
 
 
 def touched(path: Path) -> float:

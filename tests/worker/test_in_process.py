@@ -4,15 +4,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from tests.worker.conftest import Worker, jobs, states
-
-Start = Callable[..., Worker]
+from tests.worker.conftest import jobs, states
 
 DRAIN = ("--in-process", "--drain")
 

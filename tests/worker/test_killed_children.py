@@ -5,7 +5,6 @@ Where the lease is an hour, nothing can have come back by its end.
 
 import os
 import signal
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -16,9 +15,7 @@ from django_taskclaim.switch import pause, resume
 from tests.freezing import freeze
 from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Job, Ledger
-from tests.worker.conftest import Worker, jobs, states, wait_until
-
-Start = Callable[..., Worker]
+from tests.worker.conftest import Start, Worker, jobs, states, wait_until
 
 HOUR = ("--lease", "3600", "--batch-size", "50")
 

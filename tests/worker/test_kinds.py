@@ -1,6 +1,5 @@
 """Batch handlers, coroutine functions and atomic handlers in real workers."""
 
-from collections.abc import Callable
 from threading import Event
 from unittest.mock import MagicMock
 
@@ -14,9 +13,7 @@ from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
 from tests.factories import make
 from tests.testapp.models import Effect, Job, Ledger, Photo
-from tests.worker.conftest import Worker, jobs, states, wait_until
-
-Start = Callable[..., Worker]
+from tests.worker.conftest import Start, Worker, jobs, states, wait_until
 
 ONE_TRY = {"TASKCLAIM_TEST_ATTEMPTS": "1"}
 

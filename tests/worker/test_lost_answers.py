@@ -8,16 +8,14 @@ import pytest
 from django.db import connection, connections
 
 from tests.factories import make
-from tests.proxy import HAS_A_SERVER, CommitProxy, Fate, swallowed, url_through, withheld
+from tests.proxy import FATES, HAS_A_SERVER, CommitProxy, Fate, url_through, withheld
 from tests.testapp.models import Effect, Photo
-from tests.worker.conftest import Worker, jobs, states
+from tests.worker.conftest import Start, jobs, states
 
 pytestmark = pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server behind a network")
 
 #: What the connection whose COMMIT is lost has sent or heard before.
 MARK = "unanswered"
-
-FATES = pytest.mark.parametrize("fate", [swallowed, withheld], ids=["committed", "not committed"])
 
 
 @pytest.fixture
@@ -73,7 +71,7 @@ def never_answered(sent: bytes, client: Any, server: Any) -> None:
 
 @pytest.mark.promise(7)
 def test_a_claim_that_never_commits_keeps_others_from_its_row_for_a_while_only(
-    start_worker: Callable[..., Worker],
+    start_worker: Start,
 ) -> None:
     """The worker is cut off inside the transaction of its claim, and the server ends it."""
     jobs(1, f"work:{MARK}")

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from tests.admin.room import somebody
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Job, Photo
-from tests.worker.conftest import Worker, jobs, states, wait_until
+from tests.worker.conftest import Start, jobs, states, wait_until
 
 urlpatterns = [path("metrics", metrics)]
 
@@ -86,7 +85,7 @@ def test_no_transaction_stands_around_all_questions(monkeypatch: pytest.MonkeyPa
 @pytest.mark.processes
 @pytest.mark.once
 def test_counters_never_exceed_the_table_while_workers_are_killed(
-    start_worker: Callable[..., Worker], transactional_db: None
+    start_worker: Start, transactional_db: None
 ) -> None:
     """What a killed process had not reported is missing, and nothing else."""
     jobs(400, "sleep:0.05")

@@ -22,11 +22,9 @@ from tests.locks import keeping_writers_out
 from tests.proxy import HAS_A_SERVER, CommitProxy, swallowed, url_through
 from tests.sessions import end_sessions, other_sessions
 from tests.testapp.models import Effect, Job, Ledger
-from tests.worker.conftest import Worker, jobs, states, wait_until
+from tests.worker.conftest import Start, jobs, states, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
-
-Start = Callable[..., Worker]
 
 needs_server = pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server behind a network")
 

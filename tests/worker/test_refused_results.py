@@ -12,13 +12,11 @@ from django.db import DatabaseError, connection
 from tests.factories import make
 from tests.querysets.support import elsewhere, execute
 from tests.testapp.models import Photo
-from tests.worker.conftest import Worker, wait_until
+from tests.worker.conftest import wait_until
 
 pytestmark = pytest.mark.promise(10)
 
 Work = Callable[..., int]
-Start = Callable[..., Worker]
-
 HOUR = 3600
 REFUSED = "this one not"
 #: What the trigger of ``refusing`` answers with.

@@ -1,18 +1,14 @@
 """Rows that the database lets nobody write, among the rows of a real worker."""
 
-from collections.abc import Callable
-
 import pytest
 
 from django_taskclaim.models import WorkerProcess
 from tests.querysets.refusing import FROZEN, refused
 from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Job, Ledger
-from tests.worker.conftest import Worker, jobs, states, wait_until
+from tests.worker.conftest import Start, jobs, states, wait_until
 
 pytestmark = pytest.mark.promise(10)
-
-Start = Callable[..., Worker]
 
 
 def freeze(*keys: int) -> None:

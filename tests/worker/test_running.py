@@ -17,9 +17,7 @@ from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from tests.factories import make
 from tests.testapp.models import Job, Ledger, Photo, TextKey
-from tests.worker.conftest import Worker, jobs, states, wait_until
-
-Start = Callable[..., Worker]
+from tests.worker.conftest import Start, jobs, states, wait_until
 
 
 @pytest.mark.once

@@ -3,20 +3,19 @@
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
 from tests.factories import SHAPES, make
 from tests.testapp.models import Effect, Photo
-from tests.worker.conftest import Worker, wait_until
+from tests.worker.conftest import Start, wait_until
 
 ROWS = 10
 
 
 @pytest.mark.promise(5, 7)
 def test_each_row_of_every_shape_is_done_once_whoever_is_killed(
-    start_worker: Callable[..., Worker],
+    start_worker: Start,
 ) -> None:
     """Two of the worker's processes die in the middle of atomic handlers; effect and result are there exactly once."""
     keys = {shape: [row.pk for row in make(shape, ROWS)] for shape in SHAPES}

@@ -3,16 +3,13 @@
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.freezing import freeze
 from tests.testapp.models import Job, Ledger
-from tests.worker.conftest import Worker, jobs, states, wait_until
-
-Start = Callable[..., Worker]
+from tests.worker.conftest import Start, jobs, states, wait_until
 
 ROWS = 2_000
 LEASE = 3

@@ -1,10 +1,8 @@
 """A child for which the machine has no room: the others go on, and it is started later."""
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.worker.conftest import Worker, jobs, states, wait_until
+from tests.worker.conftest import Start, jobs, states, wait_until
 
 #: Run in the supervisor, it lets the second process that multiprocessing starts fail; the first is its tracker.
 NO_ROOM_ONCE = """
@@ -24,7 +22,7 @@ util.spawnv_passfds = spawn
 
 
 @pytest.mark.once
-def test_a_child_that_finds_no_room_is_started_later(start_worker: Callable[..., Worker]) -> None:
+def test_a_child_that_finds_no_room_is_started_later(start_worker: Start) -> None:
     jobs(3)
     worker = start_worker("--processes", "2", first=NO_ROOM_ONCE)
     wait_until(lambda: states() == {"complete": 3}, what="the other one works")

@@ -6,7 +6,6 @@ The lease is an hour where rows come back, so no reaper can have brought them.
 import os
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -14,11 +13,9 @@ from django.db import connection, transaction
 
 from django_taskclaim.switch import pause, resume
 from tests.testapp.models import Effect, Job, Ledger
-from tests.worker.conftest import Worker, jobs, states, wait_until
+from tests.worker.conftest import Start, jobs, states, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
-
-Start = Callable[..., Worker]
 
 HOUR = ("--lease", "3600")
 

@@ -1,15 +1,12 @@
 """Children that die or hang: the supervisor replaces them, and gives up where none can be kept alive."""
 
 import signal
-from collections.abc import Callable
 
 import pytest
 
-from tests.worker.conftest import Worker, jobs, states, wait_until
+from tests.worker.conftest import Start, Worker, jobs, states, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.django_db(transaction=True, databases="__all__")]
-
-Start = Callable[..., Worker]
 
 
 def errors(worker: Worker) -> list[str]:

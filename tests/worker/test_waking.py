@@ -1,6 +1,6 @@
 """An idle worker that is called looks at once; one that cannot be called goes on as before."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from signal import SIGTERM
 
 import pytest
@@ -10,12 +10,10 @@ from django_taskclaim.db.notify import called_for
 from tests.proxy import url_through
 from tests.sessions import end_session, other_sessions
 from tests.testapp.models import Job
-from tests.worker.conftest import Worker, jobs, states, wait_until
+from tests.worker.conftest import Start, Worker, jobs, states, wait_until
 from tests.worker.pooler import Pooler
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True, databases="__all__")]
-
-Start = Callable[..., Worker]
 
 #: Nobody looks by itself while a test lasts.
 POLL = 600.0

@@ -23,7 +23,7 @@ from tests.locks import keeping_writers_out
 from tests.proxy import HAS_A_SERVER, CommitProxy, url_through
 from tests.querysets.support import Rival, fresh
 from tests.testapp.models import Photo
-from tests.worker.conftest import Worker, jobs, states, wait_until
+from tests.worker.conftest import Start, jobs, states, wait_until
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def test_a_handler_hears_that_its_lease_could_not_be_renewed(work: Callable[...,
 @pytest.mark.promise(12)
 @pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server that is connected to")
 def test_a_database_that_goes_away_is_not_asked_without_pause(
-    start_worker: Callable[..., Worker],
+    start_worker: Start,
 ) -> None:
     """A slow machine asks less often, so the span is long there, too."""
     jobs(1)
