@@ -39,19 +39,17 @@ class CircuitBreaker:
         self._lock = Lock()
         self._trips = 0
         self._reason = ""
-        #: Until when nothing is tried; None while the breaker is closed.
-        self._rests_until: float | None = None
-        #: The rows let through after a rest. They may be lost or given back, so they are waited for until a moment.
-        self._trial, self._trial_until = 0, 0.0
+        #: Until when nothing may be claimed; None while the breaker is closed.
+        self._waits_until: float | None = None
         self._begin_to_count()
 
     def heard(self, *, good: int = 0, bad: int = 0) -> None:
         """Count outcomes. While it rests they are late ones of before, and are ignored."""
         with self._lock:
-            if self._rests_until is None:
+            if self._waits_until is None:
                 self._count(good, bad)
             elif self._trial and good:
-                self._rests_until = None
+                self._waits_until = None
                 self._begin_to_count()
             elif self._trial:
                 self._bad += bad
@@ -59,31 +57,30 @@ class CircuitBreaker:
                     self._trip(f"{self._bad} tries after a rest failed again")
 
     def claimed(self, rows: int) -> None:
-        """Note that so many rows were let through: after a rest they are the trial."""
+        """Note that so many rows were let through: after a rest they are the trial.
+
+        They may be lost or given back, so the outcome is waited for no longer than the window.
+        """
         with self._lock:
-            if rows and self._rests_until is not None and clock() >= self._rests_until:
+            if rows and self._waits_until is not None and clock() >= self._waits_until:
                 self._begin_to_count()
-                self._trial, self._trial_until = rows, clock() + self._within
+                self._trial, self._waits_until = rows, clock() + self._within
+                self._reason = f"waiting for what becomes of {rows} rows"
 
     def state(self) -> ThrottleState | None:
         """Return why nothing may be claimed now; None also while a trial may be."""
         with self._lock:
-            if self._rests_until is None:
+            if self._waits_until is None or clock() >= self._waits_until:
                 return None
-            if clock() < self._rests_until:
-                return ThrottleState(self._reason, self._rests_until, gives_back=True)
-            if clock() < self._trial_until:
-                waits = f"waiting for what becomes of {self._trial} rows"
-                return ThrottleState(waits, self._trial_until)
-            return None
+            return ThrottleState(self._reason, self._waits_until, gives_back=not self._trial)
 
     def room(self) -> int | None:
         """Return how many rows may be claimed at once: a few after a rest, None for no limit."""
-        return None if self._rests_until is None else TRIAL
+        return None if self._waits_until is None else TRIAL
 
     def _begin_to_count(self) -> None:
-        self._good, self._bad, self._counts_since = 0, 0, clock()
-        self._trial, self._trial_until = 0, 0.0
+        #: The trial is the number of rows let through after a rest.
+        self._good, self._bad, self._trial, self._counts_since = 0, 0, 0, clock()
 
     def _count(self, good: int, bad: int) -> None:
         if clock() - self._counts_since > self._within:
@@ -98,7 +95,7 @@ class CircuitBreaker:
     def _trip(self, reason: str) -> None:
         """Rest, twice as long as the last time if that was not long ago."""
         rests = min(2**self._trips, LONGEST_REST)
-        self._rests_until = clock() + self._rest * rests
+        self._waits_until = clock() + self._rest * rests
         # Bounded, for the power grows without an end.
         self._trips = min(self._trips + 1, LONGEST_REST)
         self._reason = reason

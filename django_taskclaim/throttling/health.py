@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from django.db import Error, NotSupportedError, connections
+from django.db import connections
 from django.utils.module_loading import import_string
 
 from django_taskclaim import conf
@@ -32,15 +32,6 @@ class ServerCheck:
     using: str | None = None
 
     def __call__(self, using: str) -> str | None:
-        from django_taskclaim.monitoring.server import NoReplica
-
-        try:
-            return self.ask(using)
-        except NoReplica as error:
-            # It was one when the worker started.
-            return str(error)
-
-    def ask(self, using: str) -> str | None:
         """Return the reason to stop; NotSupportedError if the database can give none."""
         from django_taskclaim.monitoring.server import server_for
 
@@ -73,7 +64,7 @@ class ReplicaLag(ServerCheck):
         if self.using is not None:
             lag = server.own_lag()
             if lag is None:
-                return f"replica {self.using} does not follow its primary"
+                return f"replica {self.using} follows no primary"
             return self._over(self.using, lag)
         known = server.replicas()
         if len(known) < self.replicas:
@@ -130,16 +121,3 @@ def name_of(check: Check) -> str:
     """Return what people read where a check stops something."""
     named = getattr(check, "name", None) or getattr(check, "__qualname__", None)
     return str(named or type(check).__qualname__)
-
-
-def refusal(check: Check, using: str) -> str:
-    """Say why the database can never answer a check of the package; empty where it can, or is away for the moment."""
-    try:
-        if isinstance(check, ServerCheck):
-            check.ask(using)
-    except NotSupportedError as error:
-        return str(error)
-    except (Error, ValueError):
-        # The worker asks again; a check that does not work stops nothing, and the log says so.
-        pass
-    return ""

@@ -9,10 +9,10 @@ import logging
 import random
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from django.db import connections, transaction
 from django.db.models import Model
@@ -52,11 +52,8 @@ def working_on(model: type[Model]) -> Iterator[None]:
         _working_on.reset(before)
 
 
-class ThrottleKey(NamedTuple):
-    """Which model is stopped, and by what."""
-
-    model: type[Model]
-    source: str
+#: Which model is stopped, and by what.
+ThrottleKey: TypeAlias = tuple[type[Model], str]
 
 
 class HealthCheck:
@@ -65,12 +62,12 @@ class HealthCheck:
     def __init__(self, check: Check) -> None:
         self.name = name_of(check)
         self.models: list[type[Model]] = []
-        self.due_at = float("-inf")
-        #: When it was asked last, by which thread. That ends, with its connection, after the answer.
-        self._asked_at = float("-inf")
-        self._thread: threading.Thread | None = None
+        #: By ``clock()``: when it was asked last, and is to be asked again.
+        self.asked_at, self.due_at = float("-inf"), float("-inf")
         self.has_answered = False
         self._check = check
+        #: It lives while the check is asked, and has a connection of its own.
+        self.thread = threading.Thread()
         self._state: ThrottleState | None = None
         self._warned_at = float("-inf")
 
@@ -79,22 +76,16 @@ class HealthCheck:
         state = self._state
         return state if state is not None and clock() < state.until else None
 
-    def is_asked(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def is_hanging(self) -> bool:
-        return self.is_asked() and clock() - self._asked_at > HANGING
-
     def begin(self, using: str) -> None:
         """Ask the check in a thread."""
         every = conf.duration("HEALTH_EVERY").total_seconds()
         # Spread out, so that the processes of a host do not all ask at once.
-        self.due_at = clock() + every * random.uniform(0.75, 1.0)
-        stands_for = max(QUESTIONS_MISSED * every, SHORTEST_STOP)
-        name, words = "taskclaim-check", (using, stands_for)
-        thread = threading.Thread(target=self._ask, args=words, name=name, daemon=True)
-        thread.start()
-        self._thread, self._asked_at = thread, clock()
+        self.asked_at, self.due_at = clock(), clock() + every * random.uniform(0.75, 1.0)
+        words = using, max(QUESTIONS_MISSED * every, SHORTEST_STOP)
+        self.thread = threading.Thread(
+            target=self._ask, args=words, name="taskclaim-check", daemon=True
+        )
+        self.thread.start()
 
     def _ask(self, using: str, stands_for: float) -> None:
         """Note what the check answers; one that raises stops nothing."""
@@ -118,8 +109,7 @@ class HealthCheck:
             self._warned_at = clock()
             logger.warning(
                 "The health check %s does not work, so it stops nothing: %s",
-                self.name,
-                why,
+                *(self.name, why),
                 extra={"event": "check_broken", "check": self.name},
             )
 
@@ -149,12 +139,11 @@ class Throttles:
 
     def reason_for(self, model: type[Model]) -> str:
         """Return why *model* may not be claimed now, empty while it may; asks no database."""
-        own = (state.reason for key, state in self._states() if key.model is model)
-        return next(own, "")
+        return next((state.reason for (of, _), state in self._states() if of is model), "")
 
     def gives_back(self, model: type[Model]) -> bool:
         """Whether rows of *model* that have not started are to go back, because they would only fail."""
-        return any(state.gives_back for key, state in self._states() if key.model is model)
+        return any(state.gives_back for (of, _), state in self._states() if of is model)
 
     def room(self, model: type[Model]) -> int | None:
         """Return how many rows of *model* one claim may take: None for no limit, 0 before the checks have answered."""
@@ -179,9 +168,7 @@ class Throttles:
         if breaker := self._breakers.get(model):
             breaker.heard(good=good, bad=bad)
 
-    def working_on(self, model: type[Model]) -> AbstractContextManager[None]:
-        """Do what the function does, at no cost where there is no breaker."""
-        return working_on(model) if self._breakers else nullcontext()
+    working_on = staticmethod(working_on)
 
     def _count_contention(self, **facts: object) -> None:
         # A renewal and other upkeep work on no model, so their contention is no failure of one.
@@ -192,12 +179,12 @@ class Throttles:
 
     def ask(self) -> None:
         """Ask the next check that is due; asks no database itself, and is to be called several times a second."""
-        asked = [check for check in self._checks if check.is_asked()]
-        for check in asked:
-            if check.is_hanging():
-                check.note_broken(f"it has not answered for {HANGING:g} s")
+        asked = [check for check in self._checks if check.thread.is_alive()]
+        hanging = [check for check in asked if clock() - check.asked_at > HANGING]
+        for check in hanging:
+            check.note_broken(f"it has not answered for {HANGING:g} s")
         due = [check for check in self._checks if check.due_at <= clock() and check not in asked]
-        if due and all(check.is_hanging() for check in asked):
+        if due and asked == hanging:
             min(due, key=lambda check: check.due_at).begin(self.using)
 
     def write(self) -> None:
@@ -225,16 +212,17 @@ class Throttles:
     def _states(self) -> Iterator[tuple[ThrottleKey, ThrottleState]]:
         for check in self._checks:
             if (state := check.state()) is not None:
-                yield from ((ThrottleKey(model, check.name), state) for model in check.models)
+                yield from (((model, check.name), state) for model in check.models)
         for model, breaker in self._breakers.items():
             if (state := breaker.state()) is not None:
-                yield ThrottleKey(model, BREAKER), state
+                yield (model, BREAKER), state
 
     def _row(self, key: ThrottleKey, state: ThrottleState) -> Throttle:
+        model, source = key
         return Throttle(
             process=self.process,
-            label=scope_of(key.model),
-            source=key.source[:200],
+            label=scope_of(model),
+            source=source[:200],
             reason=state.reason[:500],
             until=DatabaseLater(timedelta(seconds=max(0.0, state.until - clock()))),
         )
@@ -250,6 +238,6 @@ def _checks(checks_of: Mapping[type[Model], Iterable[Any]]) -> list[HealthCheck]
 
 
 def _log(event: str, text: str, key: ThrottleKey, state: ThrottleState) -> None:
-    label = key.model._meta.label
-    facts = {"event": event, "model": label, "source": key.source, "reason": state.reason}
+    label = key[0]._meta.label
+    facts = {"event": event, "model": label, "source": key[1], "reason": state.reason}
     logger.warning(text, label, state.reason, extra=facts)

@@ -1,6 +1,5 @@
 """Signs of life: whether the threads of a process go on, and the file that a liveness probe looks at."""
 
-import contextlib
 import sys
 from pathlib import Path
 from types import FrameType
@@ -60,24 +59,12 @@ def _module(frame: FrameType) -> str:
 
 
 class HealthFile:
-    """A file that is touched every few seconds while all is well; without a path it does nothing."""
+    """A file that is touched every few seconds while all is well; without a path nothing is done."""
 
     def __init__(self, path: str | None) -> None:
-        self._path = None if path is None else Path(path).absolute()
+        self._path = path
         self._due = 0.0
         self._limited = Limited()
-
-    def prepare(self) -> None:
-        """Make sure that it can be written, and take away what a dead worker left; OSError where that fails.
-
-        What is no empty file is somebody's, and is not touched: FileExistsError.
-        """
-        if self._path is None:
-            return
-        if self._path.exists() and not (self._path.is_file() and not self._path.stat().st_size):
-            raise FileExistsError(f"{self._path} exists and is no empty file")
-        self._path.touch()
-        self._path.unlink()
 
     def touch(self) -> None:
         """Touch the file, unless that was just done; a failure is logged, and the file grows old."""
@@ -85,12 +72,6 @@ class HealthFile:
             return
         self._due = clock() + TOUCH_EVERY
         try:
-            self._path.touch()
+            Path(self._path).touch()
         except OSError as error:
             self._limited.warn("touching the health file", error)
-
-    def remove(self) -> None:
-        """Remove the file."""
-        if self._path is not None:
-            with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)

@@ -263,12 +263,9 @@ def run_in_process(options: WorkerOptions) -> int:
         if signals.count_stops():
             return 0
         process.start()
-        try:
-            code = process.run(signals, health.touch)
-            # Nobody starts another process.
-            return ExitCode.CUT_SHORT if code == ExitCode.RECYCLE else code
-        finally:
-            health.remove()
+        code = process.run(signals, health.touch)
+        # Nobody starts another process.
+        return ExitCode.CUT_SHORT if code == ExitCode.RECYCLE else code
 
 
 def send(link: Connection, word: bytes) -> None:

@@ -119,7 +119,6 @@ class Supervisor:
             finally:
                 for child in self.children:
                     child.kill()
-                self._health.remove()
 
     # Starting
 

@@ -31,11 +31,12 @@ from collections.abc import Sequence
 from dataclasses import fields
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from django.core.checks.messages import ERROR
 from django.core.management.base import CommandError
-from django.db import connections, router
+from django.db import Error, NotSupportedError, connections, router
 from django.utils.connection import ConnectionDoesNotExist
 
 from django_taskclaim import conf
@@ -53,8 +54,7 @@ from django_taskclaim.management.base import (
     whole_number,
 )
 from django_taskclaim.switch import claimable_models, holds
-from django_taskclaim.throttling.health import health_checks, refusal
-from django_taskclaim.worker.health import HealthFile
+from django_taskclaim.throttling.health import ServerCheck, health_checks
 from django_taskclaim.worker.options import (
     HOW_TO_HANDLE,
     ExitCode,
@@ -94,7 +94,7 @@ class Command(ClaimCommand):
         text = "first part of the holder's name in the table (worker)"
         add("--name", type=holder_name, default="worker", help=text)
         text = "touch this file every few seconds while all is well, for a liveness probe"
-        add("--health-file", metavar="PATH", help=text)
+        add("--health-file", type=touched, metavar="PATH", help=text)
         text = "no supervisor and no child: for cron, debuggers and Windows"
         add("--in-process", action="store_true", help=text)
 
@@ -128,7 +128,6 @@ class Command(ClaimCommand):
         worker = WorkerOptions(**given)
         work_in_schema(worker.schema)
         refuse_wrong_handlers(worker)
-        _prepare_health_file(worker)
         log_to_console(worker.verbosity)
         question = partial(refuse_database, worker)
         if self._from_shell:
@@ -204,18 +203,18 @@ def refuse_database(worker: WorkerOptions) -> None:
 
 def _refused_checks(handler: Handler, using: str) -> list[str]:
     try:
-        checks = health_checks(handler.health_checks)
-        # A check that would be worthless keeps the worker from starting.
-        return list(filter(None, [refusal(check, using) for check in checks]))
+        for check in health_checks(handler.health_checks):
+            if isinstance(check, ServerCheck):
+                check(using)
     except (ImportError, TypeError, ConnectionDoesNotExist) as error:
         return [f"A health check of {handler.name} cannot be loaded: {error}"]
-
-
-def _prepare_health_file(worker: WorkerOptions) -> None:
-    try:
-        HealthFile(worker.health_file).prepare()
-    except OSError as error:
-        _refuse([_ended(f"--health-file cannot be used: {error}")])
+    except NotSupportedError as error:
+        # The database can never answer it.
+        return [str(error)]
+    except (Error, ValueError):
+        # The worker asks again; a check that does not work stops nothing, and the log says so.
+        pass
+    return []
 
 
 def _refuse(sentences: Sequence[str], code: ExitCode = ExitCode.USAGE) -> None:
@@ -262,6 +261,16 @@ def _database(models: list[Any], named: str | None) -> str:
             returncode=ExitCode.USAGE,
         )
     return aliases.pop()
+
+
+def touched(text: str) -> str:
+    """Return the full path of a file that can be touched, for a handler may change the directory."""
+    path = Path(text).absolute()
+    try:
+        path.touch()
+    except OSError as error:
+        raise ArgumentTypeError(f"it cannot be touched: {error}") from error
+    return str(path)
 
 
 def holder_name(text: str) -> str:

@@ -5,7 +5,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_taskclaim.db import dialect_for
 from django_taskclaim.monitoring.server.base import (
     Estimate,
-    NoReplica,
     Plan,
     Replica,
     Server,
@@ -14,7 +13,7 @@ from django_taskclaim.monitoring.server.mysql import MySQLServer
 from django_taskclaim.monitoring.server.postgresql import PostgreSQLServer
 from django_taskclaim.monitoring.server.sqlite import SQLiteServer
 
-__all__ = ["Estimate", "NoReplica", "Plan", "Replica", "Server", "server_for"]
+__all__ = ["Estimate", "Plan", "Replica", "Server", "server_for"]
 
 _SERVERS: dict[str, type[Server]] = {
     "postgresql": PostgreSQLServer,

@@ -37,16 +37,6 @@ class Estimate:
     by_state: Mapping[str, float]
 
 
-class NoReplica(NotSupportedError):
-    """A primary was asked how far it lags."""
-
-    def __init__(self, alias: str) -> None:
-        super().__init__(
-            f"The database {alias!r} is no replica, so it lags behind nothing. Name the alias of a replica in"
-            " ReplicaLag(using=…); on PostgreSQL, leave it out to ask the primary."
-        )
-
-
 class DeadRows(NamedTuple):
     """The rows of one table, or of all its partitions, and the versions that nobody can see any more."""
 

@@ -14,7 +14,6 @@ from django_taskclaim.findings import message
 from django_taskclaim.monitoring.server.base import (
     LARGE,
     Estimate,
-    NoReplica,
     Plan,
     Server,
     option_hint,
@@ -172,9 +171,7 @@ ORDER BY trx_started LIMIT 1
             raise
         # Of each source in seconds; NULL where it is not followed any more.
         lags = [next(row[name] for name in BEHIND if name in row) for row in rows]
-        if not lags:
-            raise NoReplica(self.alias)
-        return None if None in lags else timedelta(seconds=max(lags))
+        return None if not lags or None in lags else timedelta(seconds=max(lags))
 
     # How long questions may take
 

@@ -15,7 +15,6 @@ from django_taskclaim.monitoring.server.base import (
     LARGE,
     DeadRows,
     Estimate,
-    NoReplica,
     Plan,
     Replica,
     Server,
@@ -163,14 +162,12 @@ SELECT * FROM (
     def own_lag(self) -> timedelta | None:
         # Received and replayed are equal, too, once the primary is out of reach; then there is no receiver.
         # A standby that has replayed no transaction yet lags since it was started, for all that it can know.
-        ((standby, follows, seconds),) = self.ask(
-            "SELECT pg_is_in_recovery(), EXISTS (SELECT 1 FROM pg_stat_wal_receiver),"
+        ((follows, seconds),) = self.ask(
+            "SELECT EXISTS (SELECT 1 FROM pg_stat_wal_receiver),"
             " CASE WHEN pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() THEN 0"
             " ELSE EXTRACT(EPOCH FROM CLOCK_TIMESTAMP()"
             " - COALESCE(pg_last_xact_replay_timestamp(), pg_postmaster_start_time())) END"
         )
-        if not standby:
-            raise NoReplica(self.alias)
         return timedelta(seconds=max(0.0, float(seconds))) if follows else None
 
     # How long questions may take
