@@ -1,30 +1,44 @@
 """The two pages: what a person holds, with a button that fetches more, and one row with its form."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.apps import apps
-from django.core.exceptions import PermissionDenied
-from django.db import transaction
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.contrib.auth import get_permission_codename
+from django.contrib.auth.mixins import PermissionRequiredMixin
+from django.core.exceptions import ObjectDoesNotExist, PermissionDenied, ValidationError
+from django.db import models, transaction
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBadRequest,
+    HttpResponseRedirect,
+    JsonResponse,
+)
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.decorators import method_decorator
 from django.utils.translation import gettext as _
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_protect
 from django.views.generic.base import TemplateResponseMixin, View
 from django.views.generic.edit import ModelFormMixin
 from django.views.generic.list import MultipleObjectMixin
 
+from django_taskclaim import conf
 from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.contrib.review.holding import HolderMixin, outcome_of
-from django_taskclaim.contrib.review.templatetags.taskclaim import claim_column
+from django_taskclaim.connecting import in_no_transaction
+from django_taskclaim.contrib.review.templatetags.taskclaim import claim_column, clock_time
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.holders import holder_of, name_of
-from django_taskclaim.querysets.scope import in_policy_order, in_state, is_running
-from django_taskclaim.states import Status
+from django_taskclaim.policy import RENEWALS_PER_LEASE
+from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.scope import is_running
+from django_taskclaim.states import Status, Token
 
 if TYPE_CHECKING:
     _Many = MultipleObjectMixin[Any]
@@ -35,8 +49,135 @@ else:
 #: Put back in one request, where no worker and no cron job does it.
 MOST_PUT_BACK = 100
 
-#: Where each row is asked about, a request looks at so many of the first ones to find some that the user may edit.
-LOOKED_AT = 200
+#: Seconds between two pings at least and at most: often enough to tell of a loss while it can still be mended.
+PING_AT_LEAST, PING_AT_MOST = 5.0, 60.0
+
+#: Claims that one ping may name.
+MOST_PINGED = 200
+
+
+@method_decorator([never_cache, csrf_protect], name="dispatch")
+class HolderMixin(PermissionRequiredMixin, View):
+    """For a view on which the user who is logged in holds rows.
+
+    ``get_queryset()`` says which rows there are for them: no other row is shown, claimed or written. The view runs
+    outside ATOMIC_REQUESTS, and checks the CSRF token without any middleware.
+    """
+
+    #: How long a claim lasts after the last sign of its holder; a number means seconds.
+    lease: timedelta | float = timedelta(hours=1)
+    #: The methods that a POST may name in ``act``.
+    acts: ClassVar[tuple[str, ...]] = ("ping",)
+
+    request: HttpRequest
+
+    if TYPE_CHECKING:
+
+        def get_queryset(self) -> Any: ...
+
+    @classmethod
+    def as_view(cls, **initkwargs: object) -> Any:
+        return in_no_transaction(super().as_view(**initkwargs))
+
+    def get_permission_required(self) -> Sequence[str]:
+        """Return the permissions that the view needs: by default that to change rows of the model."""
+        meta = self.get_queryset().model._meta
+        named = self.permission_required
+        change = f"{meta.app_label}.{get_permission_codename('change', meta)}"
+        return [change] if named is None else super().get_permission_required()
+
+    def holder(self) -> str:
+        """Return the name under which the user holds rows; of your own, if you like, but never from the request."""
+        return holder_of(self.request.user)
+
+    def post(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
+        name = request.POST.get("act", "")
+        if name not in self.acts:
+            return HttpResponseBadRequest(_("There is no such act."))
+        answer: HttpResponseBase = getattr(self, name)()
+        return answer
+
+    # The ping
+
+    def heartbeat(self) -> dict[str, Any]:
+        """Return what the template needs for the ping: where to, and how many seconds the page waits between two."""
+        seconds = self._lease_in_seconds() / RENEWALS_PER_LEASE
+        every = round(max(PING_AT_LEAST, min(seconds, PING_AT_MOST)))
+        return {"url": self.request.path, "every": every}
+
+    def _lease_in_seconds(self) -> float:
+        return conf.DURATION.check(self.lease, "lease").total_seconds()
+
+    def ping(self) -> HttpResponse:
+        """Renew the claims that the page shows, and say which are lost and why."""
+        posted = self.request.POST
+        pairs = zip(posted.getlist("pk"), posted.getlist("token"), strict=False)
+        # A row is None where the claim cannot be this user's.
+        named = [(pk, self.carrying(pk, token)) for pk, token in list(pairs)[:MOST_PINGED]]
+        rows, lost = [row for _pk, row in named if row is not None], list[Any]()
+        try:
+            ClaimQuerySet(self.get_queryset().model).renew(rows, self.lease)
+        except ClaimLost as error:
+            lost = error.lost
+        held, gone, left = list[Any](), list[Any](), self._lease_in_seconds()
+        for pk, row in named:
+            if row is None or row in lost:
+                why = outcome_of(self.stored_row(pk), self.holder())
+                gone.append({"pk": pk, "why": why})
+            else:
+                held.append({"pk": pk, "left": left})
+        return JsonResponse({"held": held, "lost": gone})
+
+    # Rows
+
+    def carrying(self, pk: object, token: str) -> Any:
+        """Return the row with the claim that *token* names; None where that is none of this user's, or it is gone.
+
+        Whether the claim stands, the first verb finds out.
+        """
+        try:
+            named = Token.parse(token)
+            is_theirs = named.holder == self.holder()
+            return self.get_queryset().with_token(pk, named) if is_theirs else None
+        except (ObjectDoesNotExist, ValueError, ValidationError):
+            return None
+
+    def stored_row(self, pk: object) -> models.Model | None:
+        """Return the row as it is now, carrying no claim; None where it is gone, or not in ``get_queryset()``."""
+        rows = self.get_queryset()
+        rows._for_write = True  # A replica may not have heard of it yet.
+        try:
+            found: models.Model | None = rows.filter(pk=pk).first()
+        except (ValueError, ValidationError):
+            return None
+        return found
+
+
+def outcome_of(row: models.Model | None, asked_by: str) -> str:
+    """Say to the holder *asked_by* who holds the stored *row*, or what became of it; None is a row that is gone."""
+    if row is None:
+        return _("It is gone.")
+    status, holder = claim_column(row, "status"), claim_column(row, "claimed_by")
+    since, ended = claim_column(row, "claimed_at"), claim_column(row, "completed_at")
+    if status == Status.PROCESSING and holder == asked_by:
+        text = _("You have held it again since %(since)s: open it again.")
+    elif status == Status.PROCESSING:
+        text = _("%(name)s has held it since %(since)s, and keeps it until %(until)s at least.")
+    elif status == Status.COMPLETE:
+        text = _("%(name)s finished it at %(ended)s.")
+    elif status == Status.OPEN:
+        text = _("It was put back, and nobody holds it now.")
+    else:
+        text = _("It was set aside or given up, and nobody works on it.")
+    return text % {
+        "name": name_of(holder) or _("Somebody"),
+        "since": clock_time(since) or "?",
+        "until": clock_time(claim_column(row, "expires_at")) or "?",
+        "ended": clock_time(ended or since) or "?",
+    }
+
+
+# What a person holds
 
 
 class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
@@ -61,85 +202,48 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
     acts = ("more", "ping")
 
     def get(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
-        self.object_list = self._editable(self.get_queryset().holdings(self.holder()))
+        self.object_list = self.get_queryset().holdings(self.holder())
         return self.render_to_response(self.get_context_data())
 
     def more(self) -> HttpResponse:
         """Claim as many rows as ``batch_size`` leaves room for, and show the page again."""
-        if len(self._claim()) < self.batch_size and self._put_back():
+        if len(self._claim()) < self.batch_size and self.puts_back_expired:
+            # What is the user's own was renewed.
+            self.get_queryset().release_expired(limit=MOST_PUT_BACK)
             self._claim()
         return HttpResponseRedirect(f"{self.request.path}?asked")
 
-    def _put_back(self) -> int:
-        """Put back expired rows, after what is the user's own was renewed, and return how many."""
-        rows: Any = self.get_queryset()
-        return rows.release_expired(limit=MOST_PUT_BACK) if self.puts_back_expired else 0
-
     def _claim(self) -> list[Any]:
-        rows: list[Any] = self._claimable().claim_batch(
+        rows: list[Any] = self.get_queryset().claim_batch(
             self.batch_size, claimed_by=self.holder(), include_held=True, lease=self.lease
         )
         return rows
 
-    # Rows that the user may edit
-
-    def _asks_each_row(self) -> bool:
-        """Say whether ``may_edit()`` can answer differently for two rows."""
-        return type(self).may_edit is not HolderMixin.may_edit
-
-    def _claimable(self) -> Any:
-        """Return the rows to claim from, with what the user holds."""
-        rows = self.get_queryset()
-        if not self._asks_each_row():
-            return rows
-        due: Any = in_policy_order(rows.due())
-        if not due.query.order_by:
-            due = due.order_by(*claim_columns(rows.model).order)
-        due._for_write = True  # A replica may not have heard of it yet.
-        return self._only([*due[:LOOKED_AT], *rows.holdings(self.holder())])
-
-    def _only(self, found: Iterable[Any]) -> Any:
-        """Return a queryset of those of the rows that the user may edit."""
-        return self.get_queryset().filter(pk__in=[row.pk for row in self._editable(found)])
-
-    def _editable(self, rows: Iterable[Any]) -> list[Any]:
-        return [row for row in rows if self.may_edit(self.request.user, row)]
-
-    # What the page shows
-
-    def others(self) -> list[Any]:
+    def others(self) -> Any:
         """Return rows that others hold, those first whose lease ends first."""
         columns = claim_columns(self.get_queryset().model)
         rows = self.get_queryset().filter(is_running(columns))
         rows = rows.exclude(**{columns.claimed_by.name: self.holder()})
-        return self._editable(rows.order_by(columns.expires_at.name, "pk")[: self.others_shown])
+        return rows.order_by(columns.expires_at.name, "pk")[: self.others_shown]
 
     def get_row_url(self, row: Any) -> str:
         """Return the address of the row's page."""
         return reverse(self.row_url_name, args=[row.pk])
 
     def get_context_data(self, **kwargs: object) -> dict[str, Any]:
-        rows, meta = self.object_list, self.get_queryset().model._meta
+        rows, every = self.object_list, self.get_queryset()
         room = max(0, self.batch_size - len(rows))
         asked = "asked" in self.request.GET or not rows
         context = {
             "rows": [{"row": row, "url": self.get_row_url(row)} for row in rows],
             "others": [{"row": row, "url": self.get_row_url(row)} for row in self.others()],
-            "name": meta.verbose_name,
-            "names": meta.verbose_name_plural,
+            "name": every.model._meta.verbose_name,
+            "names": every.model._meta.verbose_name_plural,
             "room": room,
-            "why": self.why_empty() if room and asked else None,
+            "why": every.why_empty(self.holder()) if room and asked else None,
             "heartbeat": self.heartbeat(),
         }
         return super().get_context_data(**{**context, **kwargs})
-
-    def why_empty(self) -> Any:
-        """Say why there is not more, see ``ClaimQuerySet.why_empty``."""
-        rows = self.get_queryset()
-        if self._asks_each_row():
-            to_do = rows.filter(in_state(claim_columns(rows.model), Status.OPEN, Status.PROCESSING))
-            rows = self._only(to_do.order_by("pk")[:LOOKED_AT])
-        return rows.why_empty(self.holder())
 
 
 # One row
@@ -167,19 +271,10 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
     skip_delay: timedelta | float | None = timedelta(minutes=10)
     acts = ("finish", "save", "skip", "hand_over", "take", "take_over", "ping")
 
-    @cached_property
-    def _now(self) -> Any:
-        """The row as it is stored now, without a claim."""
-        return self.stored_row(self.kwargs["pk"])
-
     def _this_row(self) -> Any:
         return self.get_queryset().filter(pk=self.kwargs["pk"])
 
     # Who may
-
-    def test_func(self) -> bool:
-        """Say whether the user may edit the row."""
-        return super().test_func() and self.may_edit(self.request.user, self._now)
 
     def colleagues(self) -> Any:
         """Return the users whom a row can be handed over to: nobody, until you say who."""
@@ -191,17 +286,13 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         That is ``taskclaim_control.operate`` where ``django_taskclaim.control`` is installed.
         """
         user: Any = self.request.user
-        operates = not apps.is_installed("django_taskclaim.control") or user.has_perm(
-            "taskclaim_control.operate"
-        )
-        return operates and self.may_edit(user, row)
+        installed = apps.is_installed("django_taskclaim.control")
+        return not installed or user.has_perm("taskclaim_control.operate")
 
     # Looking
 
     def get(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
         """Show the form to the holder of the row, and its state to others."""
-        if self._now is None:
-            raise Http404(_("There is no such row."))
         held = self._this_row().holdings(self.holder())
         if not held:
             return self.not_yours()
@@ -228,8 +319,6 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         try:
             return super().post(request, *args, **kwargs)
         except ClaimLost:
-            # It may have been lost since the row was read.
-            self._now = self.stored_row(self.kwargs["pk"])
             return self.not_yours()
 
     def finish(self) -> HttpResponse:
@@ -237,14 +326,17 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         return self._write(lambda row: row.claim.complete())
 
     def save(self) -> HttpResponse:
-        """Save, renew, and go on."""
-        return self._write(None)
+        """Save and renew, in one transaction, and go on."""
+        go_on = f"{self.request.path}?saved"
+        return self._write(lambda row: row.claim.renew(self.lease), go_on)
 
     def hand_over(self) -> HttpResponse:
         """Save, and let a colleague go on, in one transaction."""
-        to = next((u for u in self.colleagues() if str(u.pk) == self.request.POST.get(TO)), None)
-        if to is None or not self.may_edit(to, self._now):
-            return self._write(None, problem=_("Choose a colleague who may change this."))
+        named, needed = self.request.POST.get(TO), self.get_permission_required()
+        to = next((user for user in self.colleagues() if str(user.pk) == named), None)
+        if to is None or not to.has_perms(needed):
+            problem = _("Choose a colleague who may change this.")
+            return self._write(lambda row: None, problem=problem)
         return self._write(lambda row: row.claim.hand_over(holder_of(to), lease=self.lease))
 
     def skip(self) -> HttpResponse:
@@ -259,66 +351,63 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
 
     def take_over(self) -> HttpResponseBase:
         """Take the row from the holder that the page named, with a reason."""
-        if self._now is None:
+        row, reason = self.stored_row(self.kwargs["pk"]), self.request.POST.get(REASON, "").strip()
+        if row is None:
             return self.not_yours()
-        if not self.may_take_over(self._now):
+        if not self.may_take_over(row):
             raise PermissionDenied(_("You may not take rows over."))
-        reason = self.request.POST.get(REASON, "").strip()
         if not reason:
             return self.not_yours(_("Say why, for the person who loses it."))
-        if self.request.POST.get(SEEN) == self._seen():
-            iteration = claim_columns(type(self._now)).iteration.name
-            as_seen = {iteration: claim_column(self._now, "iteration")}
-            self._this_row().filter(**as_seen).take_over(
-                by=self.holder(), reason=reason, lease=self.lease
-            )
+        seen = self.request.POST.get(SEEN, "")
+        # No two claims of a row have the same iteration.
+        if seen == str(claim_column(row, "iteration")):
+            as_seen = self._this_row().filter(**{claim_columns(type(row)).iteration.name: seen})
+            as_seen.take_over(by=self.holder(), reason=reason, lease=self.lease)
         return HttpResponseRedirect(self.request.path)
 
-    def write(self, form: Any, then: Callable[[Any], None] | None) -> Any:
-        """Save the valid *form* and do what ends the claim, and return the row; all of it happens, or ClaimLost.
+    def write(self, form: Any, then: Callable[[Any], object]) -> None:
+        """Save the valid *form* and do what ends, or renews, the claim; all of it happens, or ClaimLost.
 
         To override where more is to be written: all that runs in here is one transaction with the fenced save.
         """
         with transaction.atomic(using=carried_claim(form.instance).alias):
-            row = form.save()
-            if then is not None:
-                then(row)
-        return row
+            then(form.save())
 
-    def _write(self, then: Callable[[Any], None] | None, problem: str = "") -> HttpResponse:
-        """Write what was sent and do *then*, or renew; or answer with the form and what is wrong with it."""
+    def _write(
+        self, then: Callable[[Any], object], go_to: str = "", problem: str = ""
+    ) -> HttpResponse:
+        """Write what was sent and do *then*; or answer with the form and what is wrong with it."""
         self.object = self._posted_row()
         form = self.get_form()
         if problem:
             form.add_error(None, problem)
         if not form.is_valid():
             return self.render_to_response(self.get_context_data(form=form))
-        self.object = self.write(form, then)
-        if then is not None:
-            return HttpResponseRedirect(self.get_success_url())
-        self.renew([self.object])
-        return HttpResponseRedirect(f"{self.request.path}?saved")
+        self.write(form, then)
+        return HttpResponseRedirect(go_to or self.get_success_url())
 
     def _posted_row(self) -> Any:
         """Return the row with the claim in the form; ClaimLost where it does not stand, or is not this user's."""
         row = self.carrying(self.kwargs["pk"], self.request.POST.get(TOKEN, ""))
         if row is None or not row.claim.check():
-            raise ClaimLost([self._now])
+            raise ClaimLost([])
         return row
 
     # A row that is not the user's
 
     def not_yours(self, problem: str = "") -> HttpResponse:
         """Return the page that says what became of the row, with the form that was sent beside what is stored."""
-        row, holder = self._now, self.holder()
+        row, holder = self.stored_row(self.kwargs["pk"]), self.holder()
+        if row is None and self.request.method != "POST":
+            raise Http404(_("There is no such row."))
         was_sent = self.request.POST.get("act") in ("finish", "save", "hand_over")
-        status = "" if row is None else claim_column(row, "status")
-        is_held = status == Status.PROCESSING and claim_column(row, "claimed_by") != holder
-        stored = None
-        if row is not None:
-            kind = self.get_form_class()
-            stored = kind(instance=row, initial=self.get_initial(), prefix=STORED)
-        fields = compared(self.get_form(), stored) if was_sent else []
+        self.object = row
+        status, held_by, seen = (
+            None if row is None else claim_column(row, role)
+            for role in ("status", "claimed_by", "iteration")
+        )
+        fields = list(self._compared()) if was_sent else []
+        is_held = status == Status.PROCESSING and held_by != holder
         context = {
             "row": row,
             "outcome": outcome_of(row, holder),
@@ -327,7 +416,7 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
             "differing": sum(field["differs"] for field in fields),
             "may_take": status == Status.OPEN,
             "may_take_over": is_held and self.may_take_over(row),
-            "seen": self._seen(),
+            "seen": seen,
             "problem": problem,
             "back": self.success_url or "",
             "view": self,
@@ -335,32 +424,22 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         template = self.conflict_template_name
         return TemplateResponse(self.request, template, context, status=CONFLICT)
 
-    def _seen(self) -> str:
-        """Return which claim the page shows, so that no other is taken over."""
-        if self._now is None:
-            return ""
-        return f"{claim_column(self._now, 'iteration')}:{claim_column(self._now, 'claimed_by')}"
+    def _compared(self) -> Iterator[dict[str, Any]]:
+        """Yield each visible field of the form that was sent beside that of a form of the row as it is stored.
 
-
-def compared(sent: Any, stored: Any) -> list[dict[str, Any]]:
-    """Return each visible field of the bound form *sent* beside that of *stored*, a form of the row as it is, or None.
-
-    They are shown as widgets that nobody can write in.
-    """
-    fields = []
-    for mine in sent.visible_fields():
-        theirs = None if stored is None else stored[mine.name]
-        differs = bool(mine.data)
-        if theirs is not None:
-            differs = theirs.field.has_changed(_bare(theirs.initial), _bare(mine.data))
-        for one in (mine, theirs):
-            if one is not None:
+        They are shown as widgets that nobody can write in.
+        """
+        sent = self.get_form()
+        stored = self.get_form_class()(
+            instance=self.object, initial=self.get_initial(), prefix=STORED
+        )
+        for mine in sent.visible_fields():
+            theirs = stored[mine.name]
+            for one in (mine, theirs):
                 one.field.required = False
                 one.field.widget.attrs |= {"readonly": True, "aria-label": mine.label}
-        fields.append({"mine": mine, "theirs": theirs, "differs": differs})
-    return fields
-
-
-def _bare(value: Any) -> Any:
-    """Return a text without what a browser and a form change of it by themselves: line ends, and space around it."""
-    return value.replace("\r\n", "\n").strip() if isinstance(value, str) else value
+            # Browsers write other line ends, and forms cut off space.
+            texts = [str(one.value()).split() for one in (mine, theirs)]
+            differs = mine.name in sent.changed_data and texts[0] != texts[1]
+            shown = None if self.object is None else theirs
+            yield {"mine": mine, "theirs": shown, "differs": differs}
