@@ -16,7 +16,6 @@ from django_taskclaim.control.audit import record_action
 from django_taskclaim.formatting import counted, format_duration
 from django_taskclaim.management.base import (
     ONE,
-    USAGE,
     ClaimCommand,
     Model,
     acting,
@@ -26,17 +25,9 @@ from django_taskclaim.management.base import (
 )
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
-from django_taskclaim.worker.options import SelectionError, condition_of
+from django_taskclaim.worker.options import condition_of
 
 Rows = ClaimQuerySet[Any]
-
-
-def conditions_of(filters: Sequence[str], model: Model) -> list[Q]:
-    """Return the conditions of ``--filter``; CommandError for one that makes no sense."""
-    try:
-        return [condition_of(text, model) for text in filters]
-    except SelectionError as error:
-        raise CommandError(f"--filter {error}.", returncode=USAGE) from error
 
 
 class Report:
@@ -90,7 +81,7 @@ class RowsCommand(ClaimCommand):
         ((model, alias),) = self.where
         label, filters, limit = model._meta.label, options["filters"], options["limit"]
         rows: Rows = ClaimQuerySet(model, using=alias)
-        rows = rows.filter(condition, *conditions_of(filters, model))
+        rows = rows.filter(condition, *(condition_of(text, model) for text in filters))
         which, matching = ", ".join([which, *filters]), rows.progress().total
         if not matching:
             self.stdout.write(f"{label}: no row matches ({which}).")

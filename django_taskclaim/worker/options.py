@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from django.apps import apps
 from django.core.exceptions import FieldError, ValidationError
+from django.core.management.base import CommandError
 from django.db import models
 from django.db.models.constants import LOOKUP_SEP
 
@@ -102,8 +103,11 @@ class WorkerOptions:
 # Filters
 
 
-class SelectionError(ValueError):
+class SelectionError(CommandError):
     """A filter that makes no sense; the message is one sentence."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"--filter {text}.", returncode=ExitCode.USAGE)
 
 
 def condition_of(text: str, model: type[models.Model]) -> models.Q:
@@ -127,13 +131,13 @@ def _value(lookup: str, text: str) -> object:
     path, _, last = lookup.rpartition(LOOKUP_SEP)
     if path and last == "isnull":
         if text.lower() not in _BOOLEANS:
-            raise SelectionError(f"{text!r} is neither true nor false")
+            raise ValueError(f"{text!r} is neither true nor false")
         return _BOOLEANS[text.lower()]
     if not path or last not in ("in", "range"):
         return text
     parts = text.split(",")
     if last == "range" and len(parts) != 2:
-        raise SelectionError("a range has two ends, as in width__range=1,9")
+        raise ValueError("a range has two ends, as in width__range=1,9")
     return parts
 
 

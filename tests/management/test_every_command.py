@@ -63,7 +63,6 @@ def test_bad_input_is_one_sentence_and_exit_code_2(command: str, capsys: Capture
 #: Wrong words of single commands, and what their sentence names.
 WRONG: list[tuple[str, str]] = [
     ("claimstatus photo", "testapp.Photo"),
-    ("claimstatus testapp.Foto", "testapp.Photo"),
     ("claimstatus testapp.Photo --fail-if faild>0", "failed"),
     ("claimstatus testapp.Photo --fail-if failed=>0", "=>"),
     ("claimstatus testapp.Photo --fail-if failed>1.5", "1.5"),

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,9 @@ from django.core.management import CommandError, call_command
 from django_taskclaim import policy
 from django_taskclaim.completion import as_completion
 from django_taskclaim.db import DatabaseLater
-from django_taskclaim.models import Switch, Throttle
+from django_taskclaim.management.commands.claimstatus import Speed
+from django_taskclaim.models import Switch, Throttle, WorkerProcess
+from django_taskclaim.monitoring.overview import overview
 from django_taskclaim.switch import pause, pause_all
 from tests.commands import failed, in_each_state, lapsed, live_worker, no_savepoint, run, table_away
 from tests.factories import make
@@ -211,6 +214,17 @@ def test_a_model_is_a_line_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[PHOTO] == ["6", "1", "1", "1", "1", "10", "10.0", "%"]
     assert lines["testapp.Job"] == ["2", "0", "0", "0", "0", "2", "-"]
     assert "testapp.PhotoProxy" not in lines
+
+
+@pytest.mark.once
+def test_the_speed_is_that_of_the_living_workers_of_this_model_alone() -> None:
+    make(Photo, 10)
+    workers = [live_worker(PHOTO), live_worker(PHOTO, "testapp.Job"), live_worker(PHOTO, seen=300)]
+    speed, seen = Speed(), overview(Photo, "default")
+    assert list(speed.describe(seen)) == []
+    WorkerProcess.objects.filter(pk__in=[one.pk for one in workers]).update(rows_done=20)
+    later = replace(overview(Photo, "default"), now=seen.now + timedelta(seconds=10))
+    assert list(speed.describe(later)) == ["2.0 rows/s since this began, about 5 s left"]
 
 
 @pytest.mark.once

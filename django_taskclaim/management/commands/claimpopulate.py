@@ -18,7 +18,8 @@ from django_taskclaim.columns import is_companion, source_link
 from django_taskclaim.companions import CompanionQuerySet
 from django_taskclaim.formatting import counted
 from django_taskclaim.management.base import ONE, USAGE, ClaimCommand, add_filters
-from django_taskclaim.management.rows import Report, conditions_of
+from django_taskclaim.management.rows import Report
+from django_taskclaim.worker.options import condition_of
 
 #: Sources in one transaction.
 CHUNK = 10_000
@@ -42,7 +43,7 @@ class Command(ClaimCommand):
         try:
             link = source_link(model)
             sources = link.source._default_manager.using(link.alias_beside(alias))
-            sources = sources.filter(*conditions_of(filters, link.source))
+            sources = sources.filter(*(condition_of(text, link.source) for text in filters))
             self._populate(CompanionQuerySet(model, using=alias), sources)
         except TypeError as error:
             raise CommandError(str(error), returncode=USAGE) from error

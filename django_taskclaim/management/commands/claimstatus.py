@@ -28,6 +28,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any
 
 from django.core.checks import WARNING
@@ -48,21 +49,16 @@ from django_taskclaim.management.base import (
     duration,
     lacking_of,
 )
-from django_taskclaim.management.figures import Condition, Speed, conditions, figures_of
+from django_taskclaim.management.figures import Condition, conditions, figures_of
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.errors import last_errors
-from django_taskclaim.monitoring.overview import (
-    Overview,
-    created_column,
-    overview,
-)
-from django_taskclaim.monitoring.server import server_for
+from django_taskclaim.monitoring.overview import Overview, overview
 from django_taskclaim.policy import policy_for
 from django_taskclaim.ranges import row_counts
 from django_taskclaim.states import Status
 
-#: How often --watch looks again by default, and how long the questions about one model may take then.
-WATCH_EVERY = PATIENCE = timedelta(seconds=2)
+#: How often --watch looks again by default, and how long it has looked before it says how fast rows are done.
+WATCH_EVERY, SPEED_AFTER = timedelta(seconds=2), timedelta(seconds=10)
 
 #: So many holders and recent errors of a model are shown.
 HOLDERS, ERRORS = 10, 3
@@ -85,23 +81,39 @@ class Look:
     """One look at several models: what was seen, with the details for people, and what could not be read."""
 
     seen: list[tuple[Overview, list[str]]] = field(default_factory=list)
-    #: Model, database, and what is wrong there.
-    refused: list[tuple[Model, str, str]] = field(default_factory=list)
+    #: Label, database, and what is wrong there.
+    unreadable: list[tuple[str, str, str]] = field(default_factory=list)
 
     @property
-    def workers(self) -> list[tuple[WorkerProcess, Overview]]:
-        """The processes that serve one of the models, the living first, each with where it was seen."""
-        found = {
-            (seen.alias, worker.name): (worker, seen)
-            for seen, _ in self.seen
-            for worker in seen.workers
-        }
-        return sorted(found.values(), key=lambda one: (not one[0].alive, one[0].name))
+    def workers(self) -> list[WorkerProcess]:
+        """The processes that serve one of the models, the living first."""
+        found = {(seen.alias, one.name): one for seen, _ in self.seen for one in seen.workers}
+        return sorted(found.values(), key=lambda worker: (not worker.alive, worker.name))
 
     @property
     def refusals(self) -> list[str]:
         """What could not be read, a sentence each."""
-        return list(dict.fromkeys(line for *_, text in self.refused for line in text.split("\n")))
+        return list(dict.fromkeys(text for *_, text in self.unreadable))
+
+
+class Speed:
+    """How fast the workers that serve one model alone have done its rows since the first look at them."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[datetime, int]] = {}
+
+    def describe(self, seen: Overview) -> Iterator[str]:
+        """Yield the speed and how long the rest takes, once they are known."""
+        rate = 0.0
+        for worker in seen.living:
+            done = worker.rows_done + worker.rows_failed
+            began, before = self._first.setdefault(worker.name, (seen.now, done))
+            span = seen.now - began
+            if span >= SPEED_AFTER and len(worker.model_labels) == 1:
+                rate += (done - before) / span.total_seconds()
+        if rate:
+            left = timedelta(seconds=min(seen.progress.left / rate, 1e9))
+            yield f"{rate:,.1f} rows/s since this began, about {format_duration(left)} left"
 
 
 class Command(ClaimCommand):
@@ -115,97 +127,84 @@ class Command(ClaimCommand):
         text = "draw it again every 2 seconds, or as often as given here, until Ctrl-C"
         add("--watch", nargs="?", type=duration, const=WATCH_EVERY, metavar="SECONDS", help=text)
         text = "exit with 1 if one of these holds for one of the models"
+        fails: dict[str, Any] = {"dest": "fail_if", "default": []}
         add(
             "--fail-if",
+            **fails,
             type=conditions,
-            action="extend",
-            default=[],
+            action="append",
             metavar="CONDITIONS",
             help=text,
         )
         text = f'exit with 1 if a row is not complete: short for --fail-if "{UNDONE}"'
-        add("--require-complete", action="store_true", help=text)
+        undone = conditions(UNDONE)
+        add("--require-complete", **fails, action="append_const", const=undone, help=text)
 
-    def handle(self, *, models: list[Model], **options: Any) -> None:
-        asked = [*options["fail_if"]]
-        if options["require_complete"]:
-            asked += conditions(UNDONE)
+    def handle(
+        self, *, models: list[Model], fail_if: list[list[Condition]], **options: Any
+    ) -> None:
         if options["watch"] is not None:
-            if asked or options["format"] != "text" or not self.stdout.isatty():
+            if fail_if or options["format"] != "text" or not self.stdout.isatty():
                 text = "--watch needs a terminal to draw on, and no --format or --fail-if."
                 raise CommandError(text, returncode=USAGE)
-            self._watch(options["watch"])
+            with contextlib.suppress(KeyboardInterrupt):
+                self._watch(options["watch"])
             return
         look = self._look()
-        failing = list(_reasons_to_fail(look, asked, named=bool(models)))
+        failing = list(_reasons_to_fail(look, list(chain(*fail_if)), named=bool(models)))
         if options["format"] == "json":
             self.stdout.write(as_json(look, failing))
         elif options["verbosity"]:
             self.stdout.write("\n".join(self._lines(look)))
-        if any(one.figure == "oldest_due" for one in asked):
-            self._warn_of_unknown_ages(look)
-        if failing or look.refused:
-            raise CommandError("\n".join(["; ".join(failing)] * bool(failing) + look.refusals))
-
-    def _warn_of_unknown_ages(self, look: Look) -> None:
-        for seen, _ in look.seen:
-            if seen.due and created_column(seen.model) is None:
-                text = (
-                    f"{seen.model._meta.label}: oldest_due covers only rows that were put off; a column with"
-                    " auto_now_add would cover the others."
-                )
-                self.stderr.write(self.style.WARNING(text))
+        if failing or look.unreadable:
+            raise CommandError("\n".join(filter(None, ["; ".join(failing), *look.refusals])))
 
     def _look(self, speed: Speed | None = None) -> Look:
         """Look at the models, each on its database; one that cannot be read does not hide the others.
 
-        Where a *speed* is measured, tables are not counted in full, and the questions may not take long.
+        Where a *speed* is measured, large tables are not counted in full.
         """
         look = Look()
         for model, alias in self.where:
-            limit = server_for(connections[alias]).time_limit(PATIENCE)
             try:
-                with limit if speed else contextlib.nullcontext():
-                    seen = overview(model, alias, exact=speed is None)
-                    about = speed.describe(seen) if speed else ""
-                    look.seen.append((seen, [*filter(None, [about]), *self._details(seen)]))
+                seen = overview(model, alias, exact=speed is None)
+                measured = speed.describe(seen) if speed else ()
+                look.seen.append((seen, [*measured, *self._details(seen)]))
             except Error as error:
                 lacking = "\n".join(lacking_of([(model, alias)]))
                 usual = f"{model._meta.label} on {alias!r} cannot be read: {first_line(error)}"
-                look.refused.append((model, alias, lacking or usual))
+                look.unreadable.append((model._meta.label, alias, lacking or usual))
         return look
 
     def _watch(self, every: timedelta) -> None:
         speed = Speed()
-        with contextlib.suppress(KeyboardInterrupt):
-            while True:
-                look = self._look(speed)
-                head = f"claimstatus every {format_duration(every)}, {format_moment(timezone.now())}. Ctrl-C ends it."
-                refused = map(self.style.ERROR, look.refusals)
-                lines = [self.style.MIGRATE_LABEL(head), "", *self._lines(look), *refused]
-                # What the screen has no room for is left out: scrolled away, it would stay above.
-                picture = "\n".join(lines[: shutil.get_terminal_size().lines - 1])
-                self.stdout.write(f"{CLEAR}{picture}")
-                self.stdout.flush()
-                for alias in {alias for _, alias in self.where}:
-                    connections[alias].close_if_unusable_or_obsolete()
-                time.sleep(every.total_seconds())
+        while True:
+            look = self._look(speed)
+            head = f"claimstatus every {format_duration(every)}, {format_moment(timezone.now())}. Ctrl-C ends it."
+            refused = map(self.style.ERROR, look.refusals)
+            lines = [self.style.MIGRATE_LABEL(head), "", *self._lines(look), *refused]
+            # What the screen has no room for is left out: scrolled away, it would stay above.
+            picture = "\n".join(lines[: shutil.get_terminal_size().lines - 1])
+            self.stdout.write(f"{CLEAR}{picture}")
+            self.stdout.flush()
+            for alias in {alias for _, alias in self.where}:
+                connections[alias].close_if_unusable_or_obsolete()
+            time.sleep(every.total_seconds())
 
     def _lines(self, look: Look) -> Iterator[str]:
         """Yield what is shown."""
-        if look.seen:
-            yield from self._table(1, PROGRESS, *(_progress_cells(seen) for seen, _ in look.seen))
+        if not look.seen:
+            return
+        yield from self._table(1, PROGRESS, *(_progress_cells(seen) for seen, _ in look.seen))
         for seen, details in look.seen:
             if details:
                 yield from ("", self.style.MIGRATE_LABEL(seen.model._meta.label))
                 yield from (f"  {line}" for line in details)
-        if not look.seen:
-            return
-        workers = look.workers
-        alive = any(worker.alive for worker, _ in workers)
+        alive = any(worker.alive for worker in look.workers)
         yield from ("", self.style.MIGRATE_LABEL("Workers" if alive else "Workers: none alive"))
-        if workers:
-            cells = [_worker_cells(worker, seen.now) for worker, seen in workers]
+        if look.workers:
+            now = look.seen[0][0].now
+            cells = [_worker_cells(worker, now) for worker in look.workers]
             yield from (f"  {line}" for line in self._table(3, WORKERS, *cells))
 
     def _table(self, left: int, *rows: Sequence[str]) -> Iterator[str]:
@@ -226,10 +225,9 @@ class Command(ClaimCommand):
             yield f"{counted(done, 'row')} done of about {planned:,}"
         for limits in seen.limits:
             yield f"all together keep to: {limits}"
-        if seen.switch is not None and seen.switch.set_at is not None and seen.switch.overrides:
-            who = f" by {seen.switch.set_by}" if seen.switch.set_by else ""
-            since = format_moment(seen.switch.set_at)
-            yield f"set{who} since {since}: {in_words(seen.switch.overrides)}"
+        if seen.switch is not None and seen.switch.overrides:
+            who = seen.switch.set_by or "somebody"
+            yield f"set by {who}: {in_words(seen.switch.overrides)}"
         if seen.due_since is not None:
             yield f"longest due: {format_duration(seen.now - seen.due_since)} (oldest_due)"
         if note := policy_for(seen.model).completion.note:
@@ -309,14 +307,13 @@ def as_json(look: Look, failing: Sequence[str]) -> str:
                 **_stored(worker),
                 "labels": worker.model_labels,
                 "alive": worker.alive,
-                "database": seen.alias,
+                "database": worker._state.db,
             }
-            for worker, seen in look.workers
+            for worker in look.workers
         ],
         "failing": failing,
         "unreadable": [
-            {"model": model._meta.label, "database": alias, "error": message}
-            for model, alias, message in look.refused
+            dict(zip(("model", "database", "error"), one, strict=True)) for one in look.unreadable
         ],
     }
     return json.dumps(facts, default=_plain, indent=2)

@@ -55,12 +55,7 @@ from django_taskclaim.management.base import (
 )
 from django_taskclaim.switch import claimable_models, holds
 from django_taskclaim.throttling.health import ServerCheck, health_checks
-from django_taskclaim.worker.options import (
-    HOW_TO_HANDLE,
-    ExitCode,
-    SelectionError,
-    WorkerOptions,
-)
+from django_taskclaim.worker.options import HOW_TO_HANDLE, ExitCode, WorkerOptions
 from django_taskclaim.worker.process import run_in_process
 from django_taskclaim.worker.records import log_to_console
 from django_taskclaim.worker.stop_signals import hold_stop_signals, leave, run_unless_stopped
@@ -172,8 +167,6 @@ def refuse_wrong_handlers(worker: WorkerOptions) -> None:
         found = worker.handlers()
     except LookupError as error:
         _refuse([str(error)])
-    except SelectionError as error:
-        _refuse([_ended(f"--filter {error}")])
     else:
         _refuse([text for handler in found for text in _faults_of(handler)])
 
@@ -206,9 +199,7 @@ def _refused_checks(handler: Handler, using: str) -> list[str]:
         for check in health_checks(handler.health_checks):
             if isinstance(check, ServerCheck):
                 check(using)
-    except (ImportError, TypeError, ConnectionDoesNotExist) as error:
-        return [f"A health check of {handler.name} cannot be loaded: {error}"]
-    except NotSupportedError as error:
+    except (NotSupportedError, ConnectionDoesNotExist) as error:
         # The database can never answer it.
         return [str(error)]
     except (Error, ValueError):
@@ -224,20 +215,11 @@ def _refuse(sentences: Sequence[str], code: ExitCode = ExitCode.USAGE) -> None:
 
 def _refuse_platform(in_process: bool) -> None:
     if not in_process and not hasattr(signal, "pthread_sigmask"):
-        _refuse(
-            [
-                f"This platform ({sys.platform}) cannot supervise worker processes; add --in-process, and start several"
-                " of them instead of --processes."
-            ]
-        )
+        _refuse([f"This platform ({sys.platform}) supervises no processes; add --in-process."])
     try:
         threading.Thread(target=int).start()
     except RuntimeError as error:
         _refuse([f"A worker needs threads: {error}. Use claim_batch() or take(), which need none."])
-
-
-def _ended(sentence: str) -> str:
-    return sentence if sentence.endswith("?") else sentence.rstrip(".") + "."
 
 
 def _all_models(alias: str | None) -> list[Any]:
