@@ -4,8 +4,7 @@ A model has one of them as part of its policy (``@handler(Photo, completion=…)
 follows it: ``complete()``, ``row.complete()``, and workers of every kind. The statements are in ``querysets``.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Literal, TypeAlias
 
@@ -31,16 +30,13 @@ class Mark(Completion):
     """The row stays and is ``complete``: the default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Delete(Completion):
-    """The row is deleted.
+    """The row is deleted, as ``delete()`` of a queryset does it: ``on_delete`` is followed and signals are sent.
 
-    Without *cascade* that is one statement a batch, and Django hears nothing of it: no ``on_delete`` is followed and
-    no signal of deletion sent. With it Django deletes, in the same transaction. Rows with parts on several tables,
-    which are inherited, are always deleted by Django.
+    Where there is nothing to follow and nobody to hear, that is one statement a batch.
     """
 
-    cascade: bool = False
     keeps: ClassVar[bool] = False
     note: ClassVar[str] = gettext_noop("rows that are done are deleted")
 
@@ -49,23 +45,17 @@ class Delete(Completion):
 class Archive(Completion):
     """The row is moved to another model on the same database, results and all, in one transaction.
 
-    *to* is the model or its label (``"photos.DonePhoto"``). Columns of the same name are copied; *leave_out* names
-    columns that the archive is meant to lack. What only the archive has takes its default, asked for once a
-    statement. *cascade* as in ``Delete``.
+    *to* is the model or its label (``"photos.DonePhoto"``). Columns of the same name are copied. What only the archive
+    has takes its default, asked for once a statement. The row is then deleted as by ``Delete``.
     """
 
     to: type[models.Model] | str
-    leave_out: Sequence[str] = field(default=(), kw_only=True)
-    cascade: bool = field(default=False, kw_only=True)
     keeps: ClassVar[bool] = False
     note: ClassVar[str] = gettext_noop("rows that are done are moved to the archive")
 
     def __post_init__(self) -> None:
         if not isinstance(self.to, str) and not isinstance(self.to, models.base.ModelBase):
             raise TypeError(f"Archive() takes a model or its label, not {self.to!r:.200}.")
-        if isinstance(self.leave_out, str):
-            raise TypeError(f"leave_out is a list of names, not the text {self.leave_out!r}.")
-        object.__setattr__(self, "leave_out", tuple(self.leave_out))
 
     @property
     def model(self) -> type[models.Model]:
@@ -110,5 +100,5 @@ def as_completion(given: object) -> Completion:
     if isinstance(given, str) and given in _BY_NAME:
         return _BY_NAME[given]
     raise TypeError(
-        f'completion must be "mark", "delete", "clear", Delete(…), Archive(…) or Clear(…), not {given!r:.200}.'
+        f'completion must be "mark", "delete", "clear", Archive(…) or Clear(…), not {given!r:.200}.'
     )

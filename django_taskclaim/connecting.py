@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from django.db import InterfaceError, InternalError, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -108,20 +108,18 @@ def end_session_of(thread: int | None, using: str) -> bool:
     return dialect_for(connections[using]).end_session(mark)
 
 
-#: The connections that each guarded thread has opened, by alias: what it never opened needs no looking after.
-_Opened: TypeAlias = dict[str, "weakref.ref[BaseDatabaseWrapper]"]
-_opened: dict[int, _Opened] = {}
+#: The connections that each guarded thread has opened, by alias.
+_opened: dict[int, dict[str, "weakref.ref[BaseDatabaseWrapper]"]] = {}
 
 
 class _Duty(threading.local):
     """What the connections of this thread are for; those of the main thread are not looked at."""
 
+    #: None in a thread that is not guarded.
     idle: timedelta | None = None
     ours_alone = False
     #: Whether the thread runs an atomic handler; None as long as it has run none.
     atomic: bool | None = None
-    #: None in a thread that is not guarded.
-    opened: _Opened | None = None
 
 
 _duty = _Duty()
@@ -139,31 +137,13 @@ def guard_connections(idle: timedelta, *, ours_alone: bool) -> None:
         _enter_schema(connections[alias])
     if _duty.idle == idle:
         return
-    _opened_by_this_thread()
+    if _duty.idle is None:
+        # A thread of the past may have had the same number.
+        _opened.pop(threading.get_ident(), None)
     _duty.idle, _duty.ours_alone = idle, ours_alone
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             drop_broken(connection.alias)
-
-
-def _opened_by_this_thread() -> _Opened:
-    if _duty.opened is None:
-        _duty.opened = {}
-    # A thread of the past may have had the same number.
-    _opened[threading.get_ident()] = _duty.opened
-    return _duty.opened
-
-
-def opened_here() -> list[BaseDatabaseWrapper]:
-    """Return the connections of the calling thread that it has opened and still uses, open or closed by now."""
-    if _duty.opened is None:
-        return list(connections.all(initialized_only=True))
-    known = [(alias, opened()) for alias, opened in _duty.opened.items()]
-    return [
-        one
-        for alias, one in known
-        if one is not None and alias in connections and connections[alias] is one
-    ]
 
 
 def has_opened(thread: int) -> bool:
@@ -174,7 +154,7 @@ def has_opened(thread: int) -> bool:
 def _guard(connection: BaseDatabaseWrapper, **kwargs: object) -> None:
     if _duty.idle is None:
         return
-    _opened_by_this_thread()[connection.alias] = weakref.ref(connection)
+    _opened.setdefault(threading.get_ident(), {})[connection.alias] = weakref.ref(connection)
     vars(connection)[SESSION] = connection.connection, dialect_for(connection).session_mark()
     _end_idle_transactions(connection, _duty.idle)
 
@@ -256,8 +236,7 @@ def drop_broken(using: str) -> None:
 def close_all() -> None:
     """Close the thread's connections; a thread that ends leaves them open otherwise."""
     connections.close_all()
-    if opened := _opened.pop(threading.get_ident(), None):
-        opened.clear()
+    _opened.pop(threading.get_ident(), None)
 
 
 def left_open(*, but_for: Container[str] = ()) -> list[str]:
@@ -267,7 +246,7 @@ def left_open(*, but_for: Container[str] = ()) -> list[str]:
     """
     unclean = [
         connection
-        for connection in opened_here()
+        for connection in connections.all(initialized_only=True)
         if connection.alias not in but_for
         and (connection.in_atomic_block or _commits_nothing(connection))
     ]
@@ -292,7 +271,7 @@ def tidy_up(*, idle: bool = False) -> None:
     Django's default CONN_MAX_AGE of 0 means the end of each request; for a thread that is done when it is *idle*, so
     that not every row pays for a connection of its own.
     """
-    for connection in opened_here():
+    for connection in connections.all(initialized_only=True):
         connection.queries_log.clear()
         if idle or connection.errors_occurred or connection.settings_dict["CONN_MAX_AGE"]:
             connection.close_if_unusable_or_obsolete()

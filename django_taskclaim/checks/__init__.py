@@ -20,7 +20,7 @@ E031      a health check of a handler, or of ``TASKCLAIM["HEALTH_CHECKS"]``, lea
 E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model, or the app that keeps histories is not installed
 E051      the archive of a handler is no installed model on a table of its own
 E052      rows are to be open again on a model without ``RetryMixin``
-E053      an archive lacks columns of the model, or needs some that the model does not have
+E053      an archive needs columns that the model does not have
 E061      a companion (``SourceMixin``) has no link ``source``
 E062      the link of a companion is not unique
 E064      ``update_fields`` of a companion's handler names a column that both tables have, or one on another database
@@ -31,7 +31,6 @@ E074      nothing tells when a growing source has all rows of a range, or ``plan
 W001      SQLite transactions do not begin IMMEDIATE
 W003      a lease is so short that renewals cannot keep up, or so long that a dead worker's rows stay stuck
 W009      an atomic handler may hold up all other writers for longer than a quarter of its lease
-W051      rows are deleted past Django, which would follow relations or call receivers
 E101–E105 asked of the server, with ``--database`` only: it is too old for the claims (E101), a table has no
           transactions (E102), holders are not compared exactly (E103), the default isolation makes claims fail
           each other (E104), it cannot be written to (E105)

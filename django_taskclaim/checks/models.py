@@ -7,7 +7,6 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 from django.db import connections, models, router
-from django.db.models.deletion import Collector, get_candidate_relations_to_delete
 
 from django_taskclaim import conf
 from django_taskclaim.columns import (
@@ -19,7 +18,7 @@ from django_taskclaim.columns import (
     is_companion,
     source_link,
 )
-from django_taskclaim.completion import Archive, Clear, Delete
+from django_taskclaim.completion import Archive, Clear
 from django_taskclaim.db import is_supported
 from django_taskclaim.fields import ClaimColumn, PriorityField
 from django_taskclaim.findings import message
@@ -29,7 +28,6 @@ from django_taskclaim.models import RangeMixin
 from django_taskclaim.models.mixins import ClaimBase
 from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE
 from django_taskclaim.querysets.completing import PREFIX, fills_itself, shared_columns, writable
-from django_taskclaim.querysets.operating import is_on_many_tables
 from django_taskclaim.ranges.keys import RangeTarget, source_of
 from django_taskclaim.ranges.planning import refuse_unplannable
 from django_taskclaim.throttling.health import loaded
@@ -42,7 +40,7 @@ def problems_of(model: type[models.Model]) -> Iterator[CheckMessage]:
 
 
 def work_problems(model: type[models.Model]) -> Iterator[CheckMessage]:
-    """Yield E031 and E051 to E074, W003, W009 and W051; TASKCLAIM must be right for that."""
+    """Yield E031 and E051 to E074, W003 and W009; TASKCLAIM must be right for that."""
     if is_companion(model):
         yield from _companion(model)
     if issubclass(model, RangeMixin):
@@ -58,8 +56,6 @@ def work_problems(model: type[models.Model]) -> Iterator[CheckMessage]:
         yield from _archive(handler, completion)
     if isinstance(completion, Clear):
         yield from _clear(handler)
-    if isinstance(completion, (Archive, Delete)) and not completion.cascade:
-        yield from _skipped(handler)
 
 
 def column_problems(model: type[models.Model]) -> Iterator[CheckMessage]:
@@ -221,33 +217,18 @@ def _archive(handler: Handler, completion: Archive) -> Iterator[CheckMessage]:
         )
         yield message("E051", text, f"class {model.__name__}Archive(models.Model):", model)
         return
-    shared, kept = set(shared_columns(model, archive)), set(completion.leave_out)
-    label = f"{archive._meta.label}, the archive of {handler.name},"
-    lost = [
-        field.name
-        for field in model._meta.concrete_fields
-        if field.attname not in shared
-        and _is_the_users(model, field)
-        and not {field.name, field.attname} & kept
-    ]
-    if lost:
-        hint = f"Add the columns, or let them go: Archive({archive.__name__}, leave_out={lost!r})."
-        yield message("E053", f"{label} lacks {listed(lost)}, which would be lost.", hint, model)
+    shared = set(shared_columns(model, archive))
     empty = [
         field.name
         for field in archive._meta.local_concrete_fields
         if field.attname not in shared and not _finds_a_value(field)
     ]
     if empty:
-        text = f"{label} needs {listed(empty)}, which {model._meta.label} does not have."
+        text = (
+            f"{archive._meta.label}, the archive of {handler.name}, needs {listed(empty)}, which {model._meta.label}"
+            " does not have."
+        )
         yield message("E053", text, "Give the columns a default, or let them be NULL.", model)
-
-
-def _is_the_users(model: type[models.Model], field: Any) -> bool:
-    """Say whether a column holds what the user keeps: neither a claim column nor a link between inherited tables."""
-    ours = field in claim_columns(model).guarded or isinstance(field, PriorityField)
-    link = field.remote_field is not None and field.remote_field.parent_link
-    return not ours and not link and not getattr(field, "generated", False)
 
 
 def _finds_a_value(field: Any) -> bool:
@@ -261,19 +242,3 @@ def _clear(handler: Handler) -> Iterator[CheckMessage]:
         text = f"{handler.name} opens rows of {model._meta.label} again, which needs RetryMixin."
         hint = f"class {model.__name__}(RetryMixin, ClaimMixin), or TaskMixin"
         yield message("E052", text, hint, model)
-
-
-def _skipped(handler: Handler) -> Iterator[CheckMessage]:
-    model: Any = handler.model
-    rows: models.QuerySet[Any] = models.QuerySet(model)
-    # Rows on several tables are always deleted by Django.
-    if is_on_many_tables(model) or Collector(using=rows.db).can_fast_delete(rows):
-        return
-    relations: Any = get_candidate_relations_to_delete(model._meta)
-    names = [f"{one.related_model._meta.label}.{one.field.name}" for one in relations]
-    text = (
-        f"{handler.name} deletes done rows of {model._meta.label} without Django, which would follow"
-        f" {listed([*names, 'generic relations'])}, and call receivers of pre_delete and post_delete."
-    )
-    hint = f"{type(handler.completion).__name__}(…, cascade=True) lets Django do so, and is slower."
-    yield message("W051", text, hint, model)

@@ -1,14 +1,12 @@
 """Finishing rows well, each in the way that the policy of its model names; the worker comes here like any caller."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import cache, reduce
-from operator import or_
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from django.db import models
 
 from django_taskclaim.claim import COMPLETED as ENDED_WELL
-from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import (
     LINK,
     KeyColumns,
@@ -18,12 +16,12 @@ from django_taskclaim.columns import (
     source_link,
 )
 from django_taskclaim.completion import Archive, Clear, Delete
-from django_taskclaim.db.sql import SKIP, SQL, Change, Key, KeyTable, OwnValues
+from django_taskclaim.db.sql import SQL, Change, KeyTable, OwnValues
 from django_taskclaim.exceptions import SourceGone, TaskClaimError
 from django_taskclaim.fields import AnyField
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.fence import refuse_names
-from django_taskclaim.querysets.operating import delete_locked, is_on_many_tables
+from django_taskclaim.querysets.operating import delete_locked, goes_alone
 from django_taskclaim.querysets.scope import (
     AS_NEW,
     COMPLETED,
@@ -31,7 +29,7 @@ from django_taskclaim.querysets.scope import (
     OPEN_AGAIN,
     ClaimTarget,
     Columns,
-    is_claimed_by,
+    in_state,
 )
 from django_taskclaim.querysets.writes import Given, HeldRows, Write
 from django_taskclaim.signals import rows_completed
@@ -75,7 +73,7 @@ def complete(
     checked_results(model, update_fields)
     given = Given(rows)
     # Each may raise, so all are made before the first one writes.
-    verbs = [Completing(held.target.model, update_fields, may_be_gone) for held in given.held]
+    verbs = [Completing(held.target, update_fields, may_be_gone) for held in given.held]
     for held, verb in zip(given.held, verbs, strict=True):
         verb.savepoint = savepoint
         given.write(held, verb)
@@ -85,14 +83,13 @@ def complete(
 class Completing(Write):
     """Does with rows of one model what their policy says, and writes their results."""
 
-    #: Whether the statement deletes the rows, without Django's cascades.
+    #: Whether the statement deletes the rows.
     deletes = False
 
-    def __init__(
-        self, model: type[models.Model], names: Collection[str], may_be_gone: bool
-    ) -> None:
+    def __init__(self, target: ClaimTarget, names: Collection[str], may_be_gone: bool) -> None:
         super().__init__(sets=COMPLETED, how=ENDED_WELL, signal=rows_completed)
-        self.policy, self.results = policy_for(model).completion, checked_results(model, names)
+        self.policy = policy_for(target.model).completion
+        self.results = checked_results(target.model, names)
         self.may_be_gone = may_be_gone
         match self.policy:
             case Clear():
@@ -103,7 +100,7 @@ class Completing(Write):
                 self.shown, self.has_more = AS_LEFT, True
             case Delete():
                 self.shown, self.results = AS_LEFT, Results(of_source=self.results.of_source)
-                self.deletes = not (self.policy.cascade or is_on_many_tables(model))
+                self.deletes = goes_alone(target)
                 self.has_more = not self.deletes
         self.per_row = len(self.results.own)
         self.has_more |= bool(self.results.inherited or self.results.of_source)
@@ -119,10 +116,10 @@ class Completing(Write):
         write_elsewhere(held.target, held.rows, self.results, may_be_gone=self.may_be_gone)
         match self.policy:
             case Delete() if not self.deletes:
-                remove(held, cascade=True)
+                remove(held)
             case Archive():
                 _copy(held, self.policy.model)
-                remove(held, cascade=self.policy.cascade)
+                remove(held)
 
 
 # Results
@@ -206,7 +203,8 @@ def write_elsewhere(
             f"update_fields names columns of {link.source._meta.label} on the database {beside!r}, which no transaction"
             f" of {target.model._meta.label} on {target.alias!r} can write; store results on the companion."
         )
-    gone = _without_source(rows, beside)
+    # Sources are read from the database that is written: a replica may not have them yet.
+    gone = link.load([row for row in rows if not link.field.is_cached(row)], beside)
     there = [row for row in rows if row not in gone]
     lost = _write(target, results.of_source, [getattr(row, LINK) for row in there])
     gone += [row for row in there if getattr(row, LINK) in lost]
@@ -219,7 +217,12 @@ def _write(
 ) -> list[models.Model]:
     """Write *fields* from the instances, many in a statement, and return those whose rows are not there."""
     gone: list[models.Model] = []
-    for table, of_table, by_key in _by_table(target, fields, instances):
+    # Some columns may be inherited.
+    for model in dict.fromkeys(field.model for field in fields):
+        of_table = [field for field in fields if field.model is model]
+        table = KeyTable(KeyColumns(model), target.dialect.connection)
+        names = [field.attname for field in table.columns.key]
+        by_key = {table.key_of([getattr(one, name) for name in names]): one for one in instances}
         for keys in target.dialect.chunks(sorted(by_key), table, len(of_table)):
             values = own_values(table, of_table, [by_key[key] for key in keys])
             if target.dialect.write(table, keys, Change([], values)) < len(keys):
@@ -228,58 +231,17 @@ def _write(
     return gone
 
 
-def with_locked_source(rows: Sequence[models.Model], names: Collection[str]) -> list[models.Model]:
-    """Lock, in the current transaction, the sources that a completion of *rows* writes; nobody waits for a lock.
-
-    Returns the rows whose sources somebody else has locked.
-    """
-    of_source = checked_results(type(rows[0]), names).of_source if rows else ()
-    if not of_source:
-        return []
-    target = ClaimTarget.of(type(rows[0]), carried_claim(rows[0]).alias)
-    gone = _without_source(rows, target.alias)
-    there = [row for row in rows if row not in gone]
-    busy: list[models.Model] = []
-    for table, _, by_key in _by_table(target, of_source, [getattr(row, LINK) for row in there]):
-        for keys in target.dialect.chunks(sorted(by_key), table):
-            missed = set(keys).difference(target.dialect.select_keys(table, keys, lock=SKIP))
-            busy += [by_key[key] for key in target.dialect.select_keys(table, list(missed))]
-    return [row for row in there if getattr(row, LINK) in busy]
-
-
-def _without_source(rows: Sequence[models.Model], alias: str) -> list[models.Model]:
-    """Load the sources that are not loaded, and return the rows without one."""
-    # Sources are read from the database that is written: a replica may not have them yet.
-    link = source_link(type(rows[0]))
-    return link.load([row for row in rows if not link.field.is_cached(row)], alias)
-
-
-def _by_table(
-    target: ClaimTarget, fields: Iterable[AnyField], instances: Sequence[models.Model]
-) -> Iterator[tuple[KeyTable, list[AnyField], dict[Key, models.Model]]]:
-    """Yield each table that has some of *fields*, for some may be inherited, and the instances by their keys there."""
-    tables: dict[Any, list[AnyField]] = {}
-    for field in fields:
-        tables.setdefault(field.model, []).append(field)
-    for model, of_table in tables.items():
-        table = KeyTable(KeyColumns(model), target.dialect.connection)
-        names = [field.attname for field in table.columns.key]
-        keys = [table.key_of([getattr(one, name) for name in names]) for one in instances]
-        yield table, of_table, dict(zip(keys, instances, strict=True))
-
-
 # Deleting, and moving to an archive
 
 
-def remove(held: HeldRows, *, cascade: bool) -> None:
+def remove(held: HeldRows) -> None:
     """Delete rows that this transaction has completed.
 
     The instances keep their keys. One without a key would be stored as a new row by its next ``save()``, and be done
     again for ever.
     """
-    tokens = {claim.token for claim in held.claims}
-    ours = [is_claimed_by(held.target.columns, token, Status.COMPLETE) for token in tokens]
-    deleted = delete_locked(held.target, held.keys, reduce(or_, ours), cascade=cascade)
+    complete = in_state(held.target.columns, Status.COMPLETE)
+    deleted = delete_locked(held.target, held.keys, complete)
     if deleted != len(held.rows):
         raise TaskClaimError(
             f"Deleted {deleted} of {len(held.rows)} rows that were locked for it; rolled back."
@@ -309,21 +271,12 @@ def _copy(held: HeldRows, archive: type[models.Model]) -> None:
 
 def shared_columns(model: type[models.Model], archive: type[models.Model]) -> list[str]:
     """Return what rows of *model* and of *archive* both have, by attname."""
-    there = {field.attname: field for field in archive._meta.local_concrete_fields}
-    return [
+    there = {
         field.attname
-        for field in model._meta.concrete_fields
-        if field.attname in there and _can_take(there[field.attname], field)
-    ]
-
-
-def _can_take(target: object, field: object) -> bool:
-    """Say whether a column of the archive may be given a value, one of the kind that *field* has."""
-    if getattr(target, "generated", False):
-        return False
-    # The archive may have an automatic ``id`` where the model has a key of another kind.
-    numbered = (models.AutoField, models.IntegerField, models.ForeignKey)
-    return not isinstance(target, models.AutoField) or isinstance(field, numbered)
+        for field in archive._meta.local_concrete_fields
+        if not getattr(field, "generated", False)
+    }
+    return [field.attname for field in model._meta.concrete_fields if field.attname in there]
 
 
 def fills_itself(field: Any) -> bool:

@@ -1,14 +1,11 @@
 """How rows end badly, and how they are given back unfinished."""
 
-import asyncio
 import logging
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import TypeVar
 
-from asgiref.sync import sync_to_async
 from django.db import DatabaseError, models
 from django.db.models import Case, F, Q, When
 
@@ -25,10 +22,9 @@ from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.scope import FAILED, NOW, ONE_MORE, OPEN_AGAIN
 from django_taskclaim.querysets.writes import Given, HeldRows, Write, write_all
 from django_taskclaim.signals import rows_failed, rows_released
-from django_taskclaim.states import WORKER_MARK, Status
+from django_taskclaim.states import Status
 from django_taskclaim.tables import Switch, scope_of, throttle_scope
 
-M = TypeVar("M", bound=models.Model)
 R = TypeVar("R")
 
 logger = logging.getLogger("django_taskclaim")
@@ -160,52 +156,6 @@ def note_start(row: models.Model) -> None:
     beginning = Write(sets={"not_before": QUARANTINED, "expires_at": claim.lease}, how=None)
     write_all([row], beginning)
     claim.extend(started)
-
-
-# Cancelled coroutines: their thread cannot be cancelled, so the rows that it claims are given back
-
-
-async def unless_cancelled(claim: Callable[[], list[M]]) -> list[M]:
-    """Return what *claim* claims in Django's thread; it goes back where the task is cancelled meanwhile."""
-    rows: list[M] = []
-    lock, cancelled = threading.Lock(), threading.Event()
-
-    def claim_here() -> None:
-        claimed = claim()
-        with lock:
-            if not cancelled.is_set():
-                rows.extend(claimed)
-                return
-        _give_back(claimed)
-
-    try:
-        await sync_to_async(claim_here)()
-    except asyncio.CancelledError:
-        with lock:
-            cancelled.set()
-        if rows:
-            # The thread had finished, but the task was cancelled before it got the rows.
-            await asyncio.shield(asyncio.ensure_future(sync_to_async(_give_back)(rows)))
-        raise
-    return rows
-
-
-def _give_back(rows: Sequence[models.Model]) -> None:
-    """Give rows back uncounted. Rows of a named holder stay: the next request of that name returns them."""
-    if not rows or WORKER_MARK not in carried_claim(rows[0]).token.holder:
-        return
-    facts = {"model": rows[0]._meta.label, "rows": len(rows)}
-    try:
-        release(rows, None)
-    except ClaimLost:
-        # An operator or the reaper was faster, and has logged it.
-        return
-    except Exception:
-        text = "%(rows)d rows of %(model)s wait for the end of their lease: their coroutine was cancelled"
-        logger.exception(text, facts, extra={"event": "trouble", **facts})
-    else:
-        text = "%(rows)d rows of %(model)s were given back: the coroutine that claimed them was cancelled"
-        logger.info(text, facts, extra={"event": "released", **facts})
 
 
 # The stop of RetryLater(everyone=True) is a row of the switch, with a scope that every claim statement looks for

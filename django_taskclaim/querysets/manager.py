@@ -2,10 +2,8 @@
 
 from collections.abc import Collection, Iterable
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from asgiref.sync import markcoroutinefunction
 from django.db import models
 
 from django_taskclaim import conf
@@ -275,15 +273,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
 
     # Async twins
 
-    # Django's manager wraps it in a plain function. The mark is copied to that.
-    @markcoroutinefunction
-    async def aclaim_batch(self, limit: int, **options: Any) -> list[M]:
-        """``claim_batch`` for async code; a task that is cancelled claims nothing, unless *claimed_by* names a holder.
-
-        Its thread cannot be stopped: what that claims is given back. Rows of a named holder stay with the name.
-        """
-        return await failing.unless_cancelled(partial(self.claim_batch, limit, **options))
-
+    aclaim_batch = async_twin(claim_batch)
     awith_token = async_twin(with_token)
     aholdings = async_twin(holdings)
     acomplete = async_twin(complete)

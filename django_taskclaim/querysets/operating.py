@@ -11,7 +11,7 @@ from django.db.models.deletion import Collector
 
 from django_taskclaim import conf
 from django_taskclaim.claim import checked_name
-from django_taskclaim.columns import claim_columns, has_ranges, range_columns
+from django_taskclaim.columns import has_ranges, range_columns
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.db.notify import call_workers
 from django_taskclaim.db.sql import SKIP, SQL, Change, Key, both, sql
@@ -293,31 +293,20 @@ def hand_over(model: type[models.Model], to: str, lease: Lease) -> Write:
 PRUNED = "pruned"
 
 
-def delete_locked(
-    target: ClaimTarget, keys: Sequence[Key], condition: Q, *, cascade: bool = True
-) -> int:
-    """Delete rows that this transaction has locked and that still match, and return how many.
-
-    Django deletes them, with all that its cascades take, unless nothing but these rows would go or no *cascade* is
-    asked for. What is on the tables of parents or of children always goes by its cascades.
-    """
+def goes_alone(target: ClaimTarget) -> bool:
+    """Say whether nothing goes with a row that is deleted, no signal is sent of it, and it has one table."""
     rows: Rows = models.QuerySet(target.model, using=target.alias)
-    is_alone = Collector(using=target.alias).can_fast_delete(rows)
-    if is_alone or not (cascade or is_on_many_tables(target.model)):
+    return Collector(using=target.alias).can_fast_delete(rows)
+
+
+def delete_locked(target: ClaimTarget, keys: Sequence[Key], condition: Q) -> int:
+    """Delete rows that this transaction has locked and that still match, as Django does, and return how many."""
+    if goes_alone(target):
         return write_locked(target, keys, condition, None)
+    rows: Rows = models.QuerySet(target.model, using=target.alias)
     path = target.columns.key_path(target.model)
     _, by_model = rows.filter(condition, **{f"{path}__in": keys}).delete()
     return by_model.get(target.model._meta.label, 0)
-
-
-def is_on_many_tables(model: type[models.Model]) -> bool:
-    """Say whether rows of *model* have a part on the table of a parent or of a child."""
-    meta = claim_columns(model).owner._meta
-    children = (
-        isinstance(relation, models.OneToOneRel) and relation.parent_link
-        for relation in meta.get_fields(include_hidden=True)
-    )
-    return any(link in meta.local_fields for link in meta.parents.values()) or any(children)
 
 
 def prunable(target: ClaimTarget, older_than: timedelta) -> Q:

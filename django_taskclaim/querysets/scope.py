@@ -283,9 +283,9 @@ def is_running(columns: ClaimColumns) -> Q:
     return in_state(columns, Status.PROCESSING)
 
 
-def is_claimed_by(columns: ClaimColumns, token: Token, status: Status = Status.PROCESSING) -> Q:
-    """Match the row while its claim is the one that *token* names; with another *status*, as this claim left it."""
-    return in_state(columns, status) & Q(
+def is_claimed_by(columns: ClaimColumns, token: Token) -> Q:
+    """Match the row while its claim is the one that *token* names."""
+    return is_running(columns) & Q(
         **{columns.claimed_by.name: token.holder, columns.iteration.name: token.iteration}
     )
 

@@ -347,20 +347,12 @@ def raise_lost(lost: Sequence[models.Model], written: Sequence[models.Model]) ->
 
 
 def _log(error: ClaimLost) -> None:
-    """Log the losses that are not in the log yet, and will not be once their worker learns of them."""
-    rows = [
-        row
-        for row in error.lost
-        if (claim := standing_claim(row)) is None or not (claim.watched or claim.loss_logged)
-    ]
-    if not rows:
+    """Log the losses; a worker logs those of its rows itself, with what it knows beside."""
+    rows = error.lost
+    if all((claim := standing_claim(row)) is not None and claim.watched for row in rows):
         return
-    described = error if len(rows) == len(error.lost) else ClaimLost(rows, reason=error.reason)
     facts = {"model": rows[0]._meta.label, "keys": [str(row.pk) for row in rows], "rows": len(rows)}
-    logger.warning("%s", redact(str(described)), extra={"event": "lost", **facts})
-    for row in rows:
-        if (claim := claim_of(row)) is not None:
-            claim.loss_logged = True
+    logger.warning("%s", redact(str(error)), extra={"event": "lost", **facts})
 
 
 def _why_none_is_carried(lost: Sequence[models.Model]) -> str:

@@ -27,7 +27,6 @@ from django_taskclaim.contention import server_code
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import class_and_text, text_to_store
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.querysets.completing import with_locked_source
 from django_taskclaim.querysets.failing import fail, release, stop_everyone
 from django_taskclaim.querysets.isolating import Bad, bisect
 from django_taskclaim.querysets.transactions import judge_ambiguous_commit
@@ -166,9 +165,6 @@ class Writer:
         dialect = dialect_for(connections[self.using])
         with dialect.own_transaction():
             free, busy = lock_free(_rows_of(results))
-            if isinstance(results[0].outcome, Done):
-                held_up = with_locked_source(free, results[0].handler.update_fields)
-                free, busy = [row for row in free if row not in held_up], [*busy, *held_up]
             unlocked, locked = _those_of(results, free), _those_of(results, busy)
             if unlocked:
                 with dialect.limit_lock_wait(WAIT_AGAIN):

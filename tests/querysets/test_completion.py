@@ -33,7 +33,6 @@ pytestmark = pytest.mark.django_db
 POLICIES: dict[str, Any] = {
     "mark": "mark",
     "delete": Delete(),
-    "cascade": Delete(cascade=True),
     "archive": Archive(ParcelArchive),
     "clear": Clear(),
 }
@@ -106,7 +105,7 @@ def test_rows_of_several_models_each_follow_their_own_policy(rule: Rule) -> None
 
 @pytest.mark.promise(3)
 @pytest.mark.parametrize(
-    ("model", "how"), [(Child, "delete"), (Parcel, "cascade"), (Parcel, "clear")]
+    ("model", "how"), [(Child, "delete"), (Parcel, "delete"), (Parcel, "clear")]
 )
 def test_a_completion_that_waited_for_the_reaper_has_lost(
     model: Any, how: str, rule: Rule, transactional_db: None

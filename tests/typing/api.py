@@ -143,7 +143,7 @@ def measure_with_options(photo: Photo) -> None:
         raise RetryLater(timedelta(minutes=5), "429", everyone=True)
 
 
-@handler(Photo, completion=Archive(Photo, leave_out=["url"]))
+@handler(Photo, completion=Archive(Photo))
 def move(photo: Photo) -> None: ...
 
 
