@@ -198,7 +198,7 @@ def _health_checks(handler: Handler) -> Iterator[CheckMessage]:
             loaded(entry)
         except (ImportError, TypeError) as error:
             text = f"The health check {entry!r} of {handler.name} cannot be loaded: {error}"
-            hint = 'TASKCLAIM = {"HEALTH_CHECKS": [ReplicaLag(at_most=10)]}  # from django_taskclaim.throttling'
+            hint = 'TASKCLAIM = {"HEALTH_CHECKS": [ReplicaLag(using="replica")]}  # from django_taskclaim.throttling'
             yield message("E031", text, hint, handler.model)
 
 

@@ -125,11 +125,12 @@ def dead_rows(model: type[models.Model], alias: str) -> Iterator[checks.CheckMes
     found = server_for(connections[alias]).dead_rows(target.table)
     if found is None:
         return
+    living, dead = found
     text = (
-        f"The table {real_name(target.columns.owner._meta.db_table)} has {found.dead:,} dead rows beside"
-        f" {found.living:,} living"
+        f"The table {real_name(target.columns.owner._meta.db_table)} has {dead:,} dead rows beside"
+        f" {living:,} living"
     )
-    if found.dead < TOO_MANY_DEAD or found.dead <= found.living * 0.2:
+    if dead < TOO_MANY_DEAD or dead <= living * 0.2:
         yield checks.Info(f"{text}.")
     else:
         yield checks.Warning(

@@ -45,38 +45,24 @@ class ServerCheck:
 
 
 class ReplicaLag(ServerCheck):
-    """Stop while a replica lags more than *at_most* (seconds or a timedelta) behind.
+    """Stop while the replica under the alias *using* lags more than *at_most* (seconds or a timedelta) behind.
 
-    On PostgreSQL the primary is asked about all replicas connected to it, and *replicas* says how many there must be
-    at least; a replica that is gone lags nowhere. With *using*, on every database, the replica under that alias is
-    asked, and it must follow its primary.
+    It stops, too, while that follows no primary.
     """
 
-    def __init__(
-        self, at_most: float | timedelta = 10, *, using: str | None = None, replicas: int = 0
-    ) -> None:
+    def __init__(self, at_most: float | timedelta = 10, *, using: str) -> None:
         self.at_most = conf.DURATION.check(at_most, "at_most")
         self.using = using
-        self.replicas = replicas
-        self.name = "replica lag" if using is None else f"replica lag of {using}"
+        self.name = f"replica lag of {using}"
 
     def judge(self, server: "Server") -> str | None:
-        if self.using is not None:
-            lag = server.own_lag()
-            if lag is None:
-                return f"replica {self.using} follows no primary"
-            return self._over(self.using, lag)
-        known = server.replicas()
-        if len(known) < self.replicas:
-            return f"{len(known)} of {self.replicas} replicas are connected"
-        worst = max(known, key=lambda replica: replica.lag, default=None)
-        return worst and self._over(worst.name, worst.lag)
-
-    def _over(self, replica: str, lag: timedelta) -> str | None:
+        lag = server.own_lag()
+        if lag is None:
+            return f"replica {self.using} follows no primary"
         if lag <= self.at_most:
             return None
         seconds, limit = round(lag.total_seconds(), 1), self.at_most.total_seconds()
-        return f"replica {replica} lags {seconds:g} s, more than {limit:g} s"
+        return f"replica {self.using} lags {seconds:g} s, more than {limit:g} s"
 
 
 class Sql(ServerCheck):

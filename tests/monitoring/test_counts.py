@@ -77,7 +77,7 @@ def test_a_question_that_takes_too_long_is_cut_off() -> None:
     before = session_limit()
     for scope in (nullcontext(), transaction.atomic()):
         with scope:
-            limit = server_for(connection).time_limit(timedelta(milliseconds=200))
+            limit = server_for(connection).bounded(timedelta(milliseconds=200))
             with pytest.raises(OperationalError), limit, connection.cursor() as cursor:
                 cursor.execute(ENDLESS)
         assert Job.objects.count() == 1

@@ -85,31 +85,18 @@ def postgres(_unblocked: None) -> Iterator[Servers]:
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="has a standby of its own kind")
-def test_primary_and_standby_know_how_far_the_standby_lags_and_that_it_is_gone(
-    postgres: Servers,
-) -> None:
+def test_a_standby_knows_how_far_it_lags_and_that_it_follows_nobody(postgres: Servers) -> None:
     """The lag grows as long as nothing is replayed, and is over when the standby has caught up."""
     primary, replica = postgres
-    checks = (ReplicaLag(at_most=1.5, replicas=1), ReplicaLag(at_most=1.5, using="replica"))
-    for check in checks:
-        wait_until(lambda check=check: check(ON_PRIMARY) is None, what="the standby connects")
+    check = ReplicaLag(at_most=1.5, using="replica")
+    wait_until(lambda: check(ON_PRIMARY) is None, what="the standby connects")
     run(replica, "SELECT pg_wal_replay_pause()")
-    for check in checks:
-        first = wait_until(lambda check=check: write(primary) or check(ON_PRIMARY))
-        lag = lag_of(first)
-        assert lag >= 1.5
-        wait_until(lambda check=check, lag=lag: lag_of(stopped(check)) > lag)
+    lag = lag_of(wait_until(lambda: write(primary) or check(ON_PRIMARY)))
+    assert lag >= 1.5
+    wait_until(lambda: lag_of(stopped(check)) > lag)
     run(replica, "SELECT pg_wal_replay_resume()")
-    for check in checks:
-        wait_until(lambda check=check: write(primary) or check(ON_PRIMARY) is None)
-    # The standby itself knows that it follows nobody, though it has replayed all it ever got.
-    assert ReplicaLag(replicas=2)(ON_PRIMARY) == "1 of 2 replicas are connected"
+    wait_until(lambda: write(primary) or check(ON_PRIMARY) is None)
+    # It knows that it follows nobody, though it has replayed all it ever got.
     run(replica, "ALTER SYSTEM SET primary_conninfo = ''")
     run(replica, "SELECT pg_reload_conf()")
-    for check, reason in zip(
-        checks,
-        ["0 of 1 replicas are connected", "replica replica follows no primary"],
-        strict=True,
-    ):
-        wait_until(lambda check=check, reason=reason: check(ON_PRIMARY) == reason)
-    assert ReplicaLag()(ON_PRIMARY) is None
+    wait_until(lambda: check(ON_PRIMARY) == "replica replica follows no primary")

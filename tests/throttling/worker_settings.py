@@ -22,7 +22,7 @@ TASKCLAIM = {
     "HEALTH_CHECKS": {
         "rows": [ROWS],
         "odd": [broken, hanging, ROWS],
-        "refused": [ReplicaLag()],
+        "refused": [ReplicaLag(using="other")],
     }[os.environ.get("TASKCLAIM_TEST_CHECKS", "rows")],
     "HEALTH_EVERY": 0.3,
     "BREAKER": {"outcomes": 4, "rest": float(os.environ.get("TASKCLAIM_TEST_REST", "3600"))},

@@ -159,7 +159,7 @@ def failed_rows(rows: Rows, size: int) -> Iterator[list[TriedRow]]:
     """Yield the failed ones of *rows* in the order of their keys, *size* at a time."""
     left = _failed(rows).order_by("pk")
     while True:
-        with server_for(connections[rows.db]).time_limit(READING_LIMIT):
+        with server_for(connections[rows.db]).bounded(READING_LIMIT):
             part = list(tried_rows(left, size))
         if not part:
             return

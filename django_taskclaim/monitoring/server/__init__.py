@@ -1,4 +1,4 @@
-"""The database server as people look at it: plans, statistics, settings, replicas; one file for each database."""
+"""The database server as people look at it: plans, statistics, settings, lag; one file for each database."""
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -6,14 +6,13 @@ from django_taskclaim.db import dialect_for
 from django_taskclaim.monitoring.server.base import (
     Estimate,
     Plan,
-    Replica,
     Server,
 )
 from django_taskclaim.monitoring.server.mysql import MySQLServer
 from django_taskclaim.monitoring.server.postgresql import PostgreSQLServer
 from django_taskclaim.monitoring.server.sqlite import SQLiteServer
 
-__all__ = ["Estimate", "Plan", "Replica", "Server", "server_for"]
+__all__ = ["Estimate", "Plan", "Server", "server_for"]
 
 _SERVERS: dict[str, type[Server]] = {
     "postgresql": PostgreSQLServer,

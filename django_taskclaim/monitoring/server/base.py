@@ -1,7 +1,7 @@
-"""What a database reports about itself: plans, statistics, indexes, replicas, and settings that break a promise."""
+"""What a database reports about itself: plans, statistics, indexes, lag, and settings that break a promise."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
@@ -11,7 +11,8 @@ from django.core.checks import CheckMessage
 from django.db import NotSupportedError, OperationalError, transaction
 
 from django_taskclaim.db import Dialect
-from django_taskclaim.db.sql import SQL, Table, real_name
+from django_taskclaim.db.sql import SQL, Table, real_name, sql
+from django_taskclaim.states import Status
 
 #: From how many rows on a plan is taken at its word. Below, every optimiser rightly prefers to read and sort all.
 LARGE = 10_000
@@ -37,13 +38,6 @@ class Estimate:
     by_state: Mapping[str, float]
 
 
-class DeadRows(NamedTuple):
-    """The rows of one table, or of all its partitions, and the versions that nobody can see any more."""
-
-    living: int
-    dead: int
-
-
 class OldestTransaction(NamedTuple):
     """The transaction that keeps a server from removing old versions of rows."""
 
@@ -51,13 +45,6 @@ class OldestTransaction(NamedTuple):
     holder: str
     #: The statement that ends it.
     remedy: str
-
-
-class Replica(NamedTuple):
-    """One replica as its primary sees it."""
-
-    name: str
-    lag: timedelta
 
 
 def option_hint(alias: str, name: str, value: Any) -> str:
@@ -87,8 +74,16 @@ class Server:
         raise NotImplementedError
 
     def estimate(self, table: Table) -> Estimate | None:
-        """Return about how many rows are in each state, by the server's statistics; None where it keeps none."""
-        return None
+        """Return about how many rows are in each state, as the optimiser reckons; None where it keeps no statistics."""
+        by_state = {
+            state.value: self.expected_rows(table, sql(" WHERE {}", table.in_state(state)))
+            for state in Status
+        }
+        return Estimate(self.expected_rows(table, SQL("")), by_state)
+
+    def expected_rows(self, table: Table, where: SQL) -> float:
+        """Return how many rows the optimiser expects to find."""
+        raise NotImplementedError
 
     def indexes(self, table: Table) -> list[list[tuple[str, str]]]:
         """Return the columns of each index, each with ``ASC`` or ``DESC``."""
@@ -103,8 +98,8 @@ class Server:
 
     # Old versions of rows, which claims read past
 
-    def dead_rows(self, table: Table) -> DeadRows | None:
-        """Return how many dead rows the table has; None where the database does not count them."""
+    def dead_rows(self, table: Table) -> tuple[int, int] | None:
+        """Return how many living and dead rows the table has; None where the database does not count them."""
         return None
 
     #: Seconds, holder and remedy of the oldest transaction of another session; empty where nobody can be asked.
@@ -130,18 +125,11 @@ class Server:
 
     # Health
 
-    def replicas(self) -> list[Replica]:
-        """Return how far each connected replica lags behind, as this primary knows it.
-
-        Raises NotSupportedError, as ``own_lag`` does, with a sentence for people where the server cannot answer.
-        """
-        raise NotSupportedError(
-            f"{self.connection.display_name} (database {self.alias!r}) does not know how far replicas lag. On MySQL and"
-            ' MariaDB, name a replica that DATABASES lists: ReplicaLag(using="replica").'
-        )
-
     def own_lag(self) -> timedelta | None:
-        """Return how far this replica lags behind its primary, None where it does not follow it at all."""
+        """Return how far this replica lags behind its primary, None where it does not follow it at all.
+
+        Raises NotSupportedError, with a sentence for people, where the server cannot answer.
+        """
         raise NotSupportedError(
             f"{self.connection.display_name} (database {self.alias!r}) has no replicas."
         )
@@ -162,10 +150,10 @@ class Server:
     # How long questions may take
 
     @contextmanager
-    def time_limit(self, limit: timedelta) -> Iterator[None]:
-        """Begin no statement of the block after *limit*, and let none run for longer than that.
+    def bounded(self, limit: timedelta) -> Iterator[None]:
+        """Begin no statement of the block after *limit*, let none run for longer, and keep nothing that one writes.
 
-        For questions only. One that is cut off, or would begin later, is an OperationalError.
+        A statement that is cut off, or would begin later, is an OperationalError.
         """
         ends = monotonic() + limit.total_seconds()
 
@@ -174,18 +162,20 @@ class Server:
                 raise OperationalError("The time for these questions is over.")
             return execute(*statement)
 
-        with self.limiting_statements(limit), self.connection.execute_wrapper(in_time):
+        with (
+            self.writing_nothing(),
+            self.limiting_statements(limit),
+            self.connection.execute_wrapper(in_time),
+        ):
             yield
 
     @contextmanager
-    def limiting_statements(self, limit: timedelta) -> Iterator[None]:
-        """Let the server end each statement of the block that runs for so long."""
-        yield
-
-    @contextmanager
-    def bounded(self, limit: timedelta) -> Iterator[None]:
-        """Limit the time of the block's statements, and keep nothing that one of them writes."""
+    def writing_nothing(self) -> Iterator[None]:
+        """Roll back what a statement of the block writes."""
         with transaction.atomic(using=self.alias):
-            with self.time_limit(limit):
-                yield
+            yield
             transaction.set_rollback(True, using=self.alias)
+
+    def limiting_statements(self, limit: timedelta) -> AbstractContextManager[None]:
+        """Let the server end each statement of the block that runs for so long."""
+        raise NotImplementedError

@@ -13,12 +13,10 @@ from django_taskclaim.db.sql import SQL, Table, real_name, sql
 from django_taskclaim.findings import message
 from django_taskclaim.monitoring.server.base import (
     LARGE,
-    Estimate,
     Plan,
     Server,
     option_hint,
 )
-from django_taskclaim.states import Status
 
 #: CLIENT_FOUND_ROWS of the client library: an UPDATE counts the rows it found, changed or not.
 FOUND_ROWS = 2
@@ -57,15 +55,8 @@ class MySQLServer(Server):
             scans=any(step["type"] in {"ALL", "index"} for step in (ours if locks else large)),
         )
 
-    def estimate(self, table: Table) -> Estimate:
-        """Ask the optimiser, which dives into the index: information_schema may be a day old."""
-        by_state = {
-            state.value: self._estimated_rows(sql(" WHERE {}", table.in_state(state)), table)
-            for state in Status
-        }
-        return Estimate(self._estimated_rows(SQL(""), table), by_state)
-
-    def _estimated_rows(self, where: SQL, table: Table) -> float:
+    def expected_rows(self, table: Table, where: SQL) -> float:
+        # The optimiser dives into the index: information_schema may be a day old.
         steps = self._steps(sql("SELECT COUNT(*) FROM {}{}", table.name, where))
         return float(sum(int(step["rows"] or 0) for step in steps))
 

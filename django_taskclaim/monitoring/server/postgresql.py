@@ -6,28 +6,22 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from django.core.checks import CheckMessage
-from django.db import NotSupportedError, transaction
 
 from django_taskclaim.db.postgresql import configured_isolation
 from django_taskclaim.db.sql import SQL, Table, real_name, sql, unqualified
 from django_taskclaim.findings import message
 from django_taskclaim.monitoring.server.base import (
     LARGE,
-    DeadRows,
-    Estimate,
     Plan,
-    Replica,
     Server,
     option_hint,
 )
 
-#: Assumed for a table that was never analysed.
-ROWS_A_PAGE = 40
-
 #: A table and its partitions.
 RELATIONS = "SELECT %s::regclass AS oid UNION SELECT relid FROM pg_partition_tree(%s::regclass)"
 
-#: What sorts how many rows, and what reads a whole table, as EXPLAIN writes it.
+#: How many rows a step gives, what sorts how many, and what reads a whole table, as EXPLAIN writes it.
+PLANNED = re.compile(r" rows=(\d+)")
 SORT = re.compile(r"Sort .* rows=(\d+)")
 SCAN = re.compile(r"Seq Scan on (\S+)")
 
@@ -45,7 +39,8 @@ class PostgreSQLServer(Server):
         return Plan(
             lines,
             sorts=any(rows >= LARGE for rows in sorted_rows),
-            scans=bool(scanned & self._relations(table)) and self.estimate(table).rows >= LARGE,
+            scans=bool(scanned & self._relations(table))
+            and self.expected_rows(table, SQL("")) >= LARGE,
         )
 
     def _relations(self, table: Table) -> frozenset[str]:
@@ -55,28 +50,10 @@ class PostgreSQLServer(Server):
         own = real_name(unqualified(table.name)).strip('"')
         return frozenset({own, *(part.split(".")[-1].strip('"') for (part,) in parts)})
 
-    def estimate(self, table: Table) -> Estimate:
-        """Take the rows a page as last counted times the pages as they are now, as the planner does."""
-        name = real_name(table.name)
-        ((rows,),) = self.ask(
-            "SELECT COALESCE(SUM(CASE WHEN c.reltuples >= 0 AND c.relpages > 0"
-            f" THEN c.reltuples / c.relpages * pages.now ELSE pages.now * {ROWS_A_PAGE} END), 0)"
-            " FROM pg_class c,"
-            " LATERAL (SELECT pg_relation_size(c.oid) / current_setting('block_size')::bigint) pages(now)"
-            f" WHERE c.oid IN ({RELATIONS})",
-            name,
-            name,
-        )
-        shares = self.ask(
-            "SELECT unnest(most_common_vals::text::text[]), unnest(most_common_freqs) FROM ("
-            "SELECT s.most_common_vals, s.most_common_freqs FROM pg_stats s"
-            " JOIN pg_namespace n ON n.nspname = s.schemaname"
-            " JOIN pg_class c ON c.relname = s.tablename AND c.relnamespace = n.oid"
-            " WHERE c.oid = %s::regclass AND s.attname = %s ORDER BY s.inherited DESC LIMIT 1) known",
-            name,
-            real_name(table.columns.status.column),
-        )
-        return Estimate(float(rows), {state: share * float(rows) for state, share in shares})
+    def expected_rows(self, table: Table, where: SQL) -> float:
+        # The planner takes the rows a page as last counted times the pages as they are now.
+        ((first,), *_) = self.dialect.fetch(sql("EXPLAIN SELECT FROM {}{}", table.name, where))
+        return float(PLANNED.findall(first)[0])
 
     def indexes(self, table: Table) -> list[list[tuple[str, str]]]:
         # Django's introspection finds no table of another schema. What a failed CREATE INDEX CONCURRENTLY leaves behind
@@ -132,7 +109,7 @@ SELECT * FROM (
 ) AS holders WHERE seconds IS NOT NULL ORDER BY seconds DESC LIMIT 1
 """
 
-    def dead_rows(self, table: Table) -> DeadRows | None:
+    def dead_rows(self, table: Table) -> tuple[int, int] | None:
         name = real_name(table.name)
         ((tables, living, dead),) = self.ask(
             "SELECT COUNT(*), COALESCE(SUM(s.n_live_tup), 0), COALESCE(SUM(s.n_dead_tup), 0)"
@@ -141,23 +118,9 @@ SELECT * FROM (
             name,
             name,
         )
-        return DeadRows(int(living), int(dead)) if tables else None
+        return (int(living), int(dead)) if tables else None
 
     # Health
-
-    def replicas(self) -> list[Replica]:
-        ((sees_all,),) = self.ask("SELECT pg_has_role(CURRENT_USER, 'pg_read_all_stats', 'USAGE')")
-        if not sees_all:
-            raise NotSupportedError(
-                f"On the database {self.alias!r} this user may not see what sessions of other users do, so a check"
-                " would find everything well. GRANT pg_read_all_stats TO it."
-            )
-        # NULL once a replica has caught up and nothing more is written.
-        rows = self.ask(
-            "SELECT COALESCE(NULLIF(application_name, ''), HOST(client_addr), 'replica'),"
-            " COALESCE(EXTRACT(EPOCH FROM replay_lag), 0) FROM pg_stat_replication WHERE state <> 'backup'"
-        )
-        return [Replica(name, timedelta(seconds=float(lag))) for name, lag in rows]
 
     def own_lag(self) -> timedelta | None:
         # Received and replayed are equal, too, once the primary is out of reach; then there is no receiver.
@@ -174,14 +137,7 @@ SELECT * FROM (
 
     @contextmanager
     def limiting_statements(self, limit: timedelta) -> Iterator[None]:
-        # A caller's transaction goes on with what it had. An error, or the end of our own, rolls the setting back.
-        inside = self.connection.in_atomic_block
-        with transaction.atomic(using=self.alias):
-            before = self.ask("SHOW statement_timeout") if inside else []
-            self._set_timeout(f"{max(1, int(limit / timedelta(milliseconds=1)))}ms")
-            yield
-            for (setting,) in before:
-                self._set_timeout(setting)
-
-    def _set_timeout(self, setting: str) -> None:
+        # The rollback at the end gives a caller's transaction back what it had.
+        setting = f"{max(1, int(limit / timedelta(milliseconds=1)))}ms"
         self.ask("SELECT set_config('statement_timeout', %s, true)", setting)
+        yield
