@@ -68,26 +68,6 @@ def waiting_once(using: str) -> Iterator[None]:
         del own[WAITS_ONCE]
 
 
-def small_pool(using: str, threads: int) -> list[str]:
-    """Say that Django's pool cannot give so many handler threads of a process a connection each, and what to write.
-
-    Claims, completions and renewals use connections outside the pool.
-    """
-    pool = connections.settings[using]["OPTIONS"].get("pool")
-    if not pool:
-        return []
-    given = pool if isinstance(pool, dict) else {}
-    # What psycopg_pool takes where nothing is said.
-    size = given.get("max_size") or given.get("min_size", 4)
-    if size >= threads:
-        return []
-    return [
-        f"The pool of the database {using!r} has {size} connections for each process, and --threads {threads} may need"
-        f" {threads} at once: a handler that gets none within the pool's timeout fails."
-        f' Write OPTIONS = {{"pool": {{"max_size": {threads}}}}}, or --threads {size}.'
-    ]
-
-
 #: Where a connection keeps its session as it was opened, and what tells it from all others of the server.
 SESSION = "_taskclaim_session"
 

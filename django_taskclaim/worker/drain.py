@@ -33,20 +33,24 @@ class Drain:
         self.service = service
         #: Whether a drain ended before the work did.
         self.leaves_work = False
-        #: What a drain has to do of models whose rows open again when they are done.
-        self._this_round: dict[type[Model], Q] = {}
+        #: By the database's clock. Of rows that open again when they are done, those before it are done once.
+        self._began: datetime | None = None
         self._ends_of_sources: dict[type[Model], object] = {}
         self._has_said_that_it_waits = False
 
     def rows(self, handler: Handler) -> Any:
         """Return what claims start from; of rows that open again when they are done, a drain takes each once."""
         rows = handler.rows(self.options.using)
+        columns = claim_columns(handler.model)
         if not self.options.drain or not isinstance(handler.completion, Clear):
             return rows
-        if handler.model not in self._this_round:
-            now = dialect_for(connections[self.options.using]).current_time()
-            self._this_round[handler.model] = _not_done_since(now, handler.model)
-        return rows.filter(self._this_round[handler.model])
+        self._began = self._began or dialect_for(connections[self.options.using]).current_time()
+        if columns.not_before is None:
+            # Nothing tells them apart.
+            return rows
+        # Those due then, new ones, and those that failed since.
+        has_failed = Q() if columns.attempts is None else Q(**{f"{columns.attempts.name}__gt": 0})
+        return rows.filter(is_due(columns, self._began) | has_failed)
 
     # Ranges
 
@@ -76,7 +80,6 @@ class Drain:
         """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped."""
         unfinished = [handler for handler in self.handlers if self._is_left(handler)]
         if not unfinished:
-            self._log_paused_rows()
             return True
         self.service.read_switch()
         stops = [self._stop_of(handler) for handler in unfinished]
@@ -97,10 +100,8 @@ class Drain:
         return bool(self._unfinished(handler).exists())
 
     def _unfinished(self, handler: Handler) -> Any:
-        return self._in_state(handler, Status.OPEN, Status.PROCESSING)
-
-    def _in_state(self, handler: Handler, *states: Status) -> Any:
-        return self.rows(handler).filter(in_state(claim_columns(handler.model), *states))
+        is_unfinished = in_state(claim_columns(handler.model), Status.OPEN, Status.PROCESSING)
+        return self.rows(handler).filter(is_unfinished)
 
     def _stop_of(self, handler: Handler) -> str:
         """Say what keeps a model's rows from being claimed; empty where nothing does, or may not for long."""
@@ -118,15 +119,6 @@ class Drain:
         is_refused = bool(refusals(handler.model, self.options.using))
         return is_refused and not without_refused(self._unfinished(handler)).exists()
 
-    def _log_paused_rows(self) -> None:
-        for handler in self.handlers:
-            if self._in_state(handler, Status.PAUSED).exists():
-                label = handler.model._meta.label
-                logger.info(
-                    "The drain left the paused rows of %s alone; manage.py claimreset %s --paused opens them",
-                    *(label, label),
-                )
-
     def _log_that_it_waits(self, handlers: list[Handler]) -> None:
         if self._has_said_that_it_waits or not self.inflight.is_empty():
             return
@@ -137,15 +129,3 @@ class Drain:
             *(self.options.name, labels),
             extra={"event": "waits"},
         )
-
-
-def _not_done_since(began: datetime, model: type[Model]) -> Q:
-    """Match rows that no completion has opened again since *began*: those due then, new ones, and those that failed.
-
-    Without ``not_before`` nothing tells them apart, and all match.
-    """
-    columns = claim_columns(model)
-    if columns.not_before is None:
-        return Q()
-    due = is_due(columns, began)
-    return due if columns.attempts is None else due | Q(**{f"{columns.attempts.name}__gt": 0})

@@ -16,11 +16,10 @@ from django.db import models
 from django.db.models.constants import LOOKUP_SEP
 
 from django_taskclaim import conf
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.handlers import Handler, handler_for
 
 HOW_TO_HANDLE = "write one with @handler(…) in the claims.py of an installed app, or give the model a process() method"
-
-_BOOLEANS = {"true": True, "false": False}
 
 #: The time that the rows of a claim take together, if no size is given: a process that dies holds back no more.
 TARGET = timedelta(seconds=1)
@@ -96,6 +95,10 @@ class WorkerOptions:
         found = replace(found, own_lease=lease, own_batch_size=size)
         if not self.filters:
             return found
+        status = claim_columns(model).status.name
+        for text in self.filters:
+            if text.partition("=")[0].split(LOOKUP_SEP)[0] == status:
+                raise SelectionError(f"{text}: claims take open rows only; leave {status!r} out")
         conditions = [condition_of(text, model) for text in self.filters]
         return replace(found, queryset=found.rows().filter(*conditions))
 
@@ -130,9 +133,9 @@ def _value(lookup: str, text: str) -> object:
     """Return the value for ``filter()``: the text itself, but for lookups that take no text."""
     path, _, last = lookup.rpartition(LOOKUP_SEP)
     if path and last == "isnull":
-        if text.lower() not in _BOOLEANS:
+        if text.lower() not in ("true", "false"):
             raise ValueError(f"{text!r} is neither true nor false")
-        return _BOOLEANS[text.lower()]
+        return text.lower() == "true"
     if not path or last not in ("in", "range"):
         return text
     parts = text.split(",")

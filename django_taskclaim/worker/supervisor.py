@@ -209,11 +209,6 @@ class Supervisor:
         elif child.exits_cleanly and code != ExitCode.RECYCLE:
             # By itself, or because somebody else stopped it.
             child.code = code
-        elif child.ready and self.options.max_rows is not None:
-            # Another would claim more than was asked for.
-            name = child.options.name
-            logger.error("%s ended %s; with --max-rows none follows it", name, _how(code))
-            child.code = ExitCode.CUT_SHORT
         else:
             self._restart(child, code)
 

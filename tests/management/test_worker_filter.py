@@ -108,6 +108,7 @@ def test_other_tables_and_other_keys_are_looked_at(work: Work) -> None:
 REFUSED: list[tuple[Any, str, str]] = [
     (Photo, "country", "lookup=value"),
     (Photo, "countri=NZ", "Cannot resolve keyword"),
+    (Photo, "status__in=open,failed", "open rows only"),
     (Photo, "width=abc", "expected a number but got 'abc'"),
     (Photo, "width__isnull=", "neither true nor false"),
     (Photo, "width__range=3", "a range has two ends"),

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
 
 from tests.worker.conftest import jobs, states
 
@@ -41,23 +40,6 @@ def test_it_is_quiet_unless_something_failed(process_env: dict[str, str]) -> Non
     assert all(f" ERROR Failed testapp.Job {key}" in bad.stderr for key in keys)
     assert bad.stderr.count("Traceback (most recent call last)") == 5
     assert states() == {"complete": 3, "failed": 5}
-
-
-#: Give connections of this process to Django's pool.
-A_POOL = """
-from django.conf import settings
-settings.DATABASES["default"].setdefault("OPTIONS", {})["pool"] = {"min_size": 1, "max_size": 2}
-"""
-
-
-@pytest.mark.promise(14)
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs Django's pool")
-def test_a_pool_with_fewer_connections_than_handler_threads_is_named(
-    process_env: dict[str, str],
-) -> None:
-    small = run(process_env, *DRAIN, "--threads", "3", first=A_POOL)
-    assert (small.returncode, small.stderr.count("\n")) == (0, 1)
-    assert "The pool of the database 'default' has 2 connections" in small.stderr
 
 
 @pytest.mark.once

@@ -43,7 +43,7 @@ from django_taskclaim import conf
 from django_taskclaim.checks.models import column_problems, problems_of
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import is_claimable
-from django_taskclaim.connecting import small_pool, work_in_schema
+from django_taskclaim.connecting import work_in_schema
 from django_taskclaim.formatting import counted, listed
 from django_taskclaim.handlers import Handler, models_with_handler
 from django_taskclaim.management.base import (
@@ -129,8 +129,6 @@ class Command(ClaimCommand):
             run_unless_stopped(question)
         else:
             question()
-        for sentence in small_pool(worker.using, worker.threads):
-            self.stderr.write(self.style.WARNING(sentence))
         if in_process:
             code = run_in_process(worker)
         else:
