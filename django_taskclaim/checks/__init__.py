@@ -25,8 +25,6 @@ E061      a companion (``SourceMixin``) has no link ``source``
 E062      the link of a companion is not unique
 E064      ``update_fields`` of a companion's handler names a column that both tables have, or one on another database
 E071      a model of ranges names no source
-E072      a model of ranges and its source are written to different databases
-E073      a model of ranges inherits from another table
 E074      nothing tells when a growing source has all rows of a range, or ``plan_ahead`` is no number of rows
 W001      SQLite transactions do not begin IMMEDIATE
 W003      a lease is so short that renewals cannot keep up, or so long that a dead worker's rows stay stuck

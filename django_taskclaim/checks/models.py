@@ -13,7 +13,6 @@ from django_taskclaim.columns import (
     LINK,
     SourceLink,
     claim_columns,
-    has_ranges,
     is_claimable,
     is_companion,
     source_link,
@@ -141,29 +140,18 @@ def _results(handler: Handler, link: SourceLink, elsewhere: str) -> Iterator[Che
 
 
 def _ranges(model: type[models.Model]) -> Iterator[CheckMessage]:
-    label, declared = model._meta.label, f"class {model.__name__}(RangeMixin, TaskMixin):"
-    if model._meta.parents or not has_ranges(model):
-        text = f"{label} inherits from another table; its ranges must be on a table of their own."
-        yield message("E073", text, declared, model)
     try:
-        source = source_of(model)
+        source_of(model)
     except TypeError as error:
         yield message("E071", str(error), 'source = Photo, or source = "photos.Photo"', model)
         return
-    own, others = router.db_for_write(model), router.db_for_write(source)
-    if own != others:
-        text = (
-            f"{label} is written to {own!r} and {source._meta.label} to {others!r}: a chunk and its checkpoint"
-            " cannot be one transaction."
-        )
-        hint = f"Let the router's db_for_write() send {model.__name__} to {others!r}."
-        yield message("E072", text, hint, model)
+    alias = router.db_for_write(model)
     # A database of another kind has E016.
-    if is_claimable(model) and is_supported(connections[own]):
+    if is_claimable(model) and is_supported(connections[alias]):
         try:
-            refuse_unplannable(RangeTarget(model, own))
+            refuse_unplannable(RangeTarget(model, alias))
         except (TypeError, ValueError) as error:
-            hint = f"{declared} commits_within = timedelta(minutes=10); plan_ahead = 100_000"
+            hint = "commits_within = timedelta(minutes=10); plan_ahead = 100_000"
             yield message("E074", str(error), hint, model)
 
 

@@ -16,12 +16,10 @@ from django_taskclaim.db.sql import real_name
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, format_duration, format_moment, listed
 from django_taskclaim.handlers import handler_for
-from django_taskclaim.limits.key_limits import at_their_limit, limits_over
+from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.monitoring.overview import Overview, throttles_by_source
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.isolating import REFUSED
-from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 from django_taskclaim.switch import paused_model
 
@@ -32,7 +30,7 @@ def reasons(seen: Overview) -> Reasons:
     """Yield the reasons that an overview shows; an estimate is called "about"."""
     looks: list[Callable[[Overview], Reasons]] = [_paused, _throttled, _expired]
     if seen.due:
-        looks += [_nobody_works, _refused, _hidden, _limited, _full]
+        looks += [_nobody_works, _hidden, _limited]
     else:
         looks += [_waiting, _held]
     found = [finding for look in [*looks, _ended] for finding in look(seen)]
@@ -112,17 +110,6 @@ def _nobody_works(seen: Overview) -> Reasons:
         )
 
 
-def _refused(seen: Overview) -> Reasons:
-    """Repeat that workers report rows that nobody can write; not everybody may see which rows."""
-    label = seen.model._meta.label
-    reports = [worker.last_error for worker in seen.living]
-    if any(f" {label} " in report and REFUSED in report for report in reports):
-        yield checks.Warning(
-            f"The database refuses to have rows of {label} written; workers go on without them.",
-            "Their errors are in the log and in claimstatus --format json. Mend the rows, or the check or trigger.",
-        )
-
-
 def _hidden(seen: Overview) -> Reasons:
     """Rows that the worker's queryset leaves out are never claimed."""
     found, model = handler_for(seen.model), seen.model
@@ -130,46 +117,30 @@ def _hidden(seen: Overview) -> Reasons:
     # Where open rows are too many to count, the hidden ones are too.
     if not hasattr(rows, "due") or Status.OPEN in seen.estimated:
         return
-    visible = rows.due().count()
-    if visible >= seen.due:
+    if (visible := rows.due().count()) >= seen.due:
         return
-    # Counted again, because rows that were claimed or added since the first count are not hidden.
-    every: Any = ClaimQuerySet(model, using=seen.alias)
-    hidden = min(seen.due, every.due().count()) - visible
-    if hidden > 0:
+    # Counted again, because rows that were claimed since the first count are not hidden.
+    every = ClaimQuerySet[Any](model, using=seen.alias).due().count()
+    if every > visible:
         by = "handler's queryset" if found is not None and found.queryset else "default manager"
         yield checks.Warning(
-            f"The {by} hides {counted(hidden, 'due row')} of {seen.due:,}, which no worker claims.",
+            f"The {by} hides {counted(every - visible, 'due row')} of {every:,}, which no worker claims.",
             "Intended? Else give the handler queryset=… with a manager that shows them.",
         )
 
 
 def _limited(seen: Overview) -> Reasons:
-    """Rows of a key that has used up its limit wait for those that run."""
-    if {Status.OPEN, Status.PROCESSING} & seen.estimated:
+    """A limit, per key or for all who claim, keeps rows back."""
+    stopped = seen.pause or seen.throttles or {Status.OPEN, Status.PROCESSING} & seen.estimated
+    if stopped or not (seen.limits or limits_over(seen.model)):
         return
-    try:
-        full = at_their_limit(ClaimTarget.of(seen.model, seen.alias))
-    except ValueError as error:
-        yield checks.Error(str(error), "Until the handler names a column, nothing is claimed.")
-        return
-    rows: Any = ClaimQuerySet(seen.model, using=seen.alias)
-    if full and (blocked := rows.due().filter(full).count()):
-        names = listed([limit.field.name for limit in limits_over(seen.model)])
+    why = ClaimQuerySet[Any](seen.model, using=seen.alias).why_empty()
+    if why.stopped or why.kept_back:
+        per_key = f"{counted(why.kept_back, 'due row')} kept back by a limit per key"
         yield checks.Warning(
-            f"{counted(blocked, 'due row')} kept back by a limit per key ({names}): other rows of the same key are"
-            " running or, with serial_by, stand before them.",
-            "They follow as those end; a row of a serial key that has failed needs a reset.",
-        )
-
-
-def _full(seen: Overview) -> Reasons:
-    """As many rows run as may run at once, over all workers."""
-    most = [limits.max_running for limits in seen.limits if limits.max_running is not None]
-    if most and seen.progress.processing >= min(most):
-        yield checks.Warning(
-            f"{seen.progress.processing:,} rows are running, and no more than {min(most):,} may at once.",
-            f"Others follow as those end; manage.py claimlimit {seen.model._meta.label} --max-running changes it.",
+            f"{why.stopped or per_key}.",
+            "They follow as running rows end; a row of a serial key that has failed needs a reset."
+            f" manage.py claimlimit {seen.model._meta.label} changes the limits of all.",
         )
 
 
@@ -228,45 +199,45 @@ def _most_frequent_errors(seen: Overview) -> str:
 
 # Rows in combinations of claim columns that no verb leaves behind
 
-#: By state, the columns that are NULL in it.
-EMPTY = {
-    Status.OPEN: ("claimed_by", "claimed_at", "expires_at"),
-    Status.PAUSED: ("claimed_by", "claimed_at", "expires_at"),
-    Status.COMPLETE: ("expires_at",),
-    Status.FAILED: ("expires_at",),
-}
-
 
 def contradictions(model: type[models.Model], alias: str) -> Reasons:
     """Yield how many rows of *model* contradict themselves, and what corrects them; reads every row once."""
-    columns, quote = claim_columns(model), connections[alias].ops.quote_name
-    status, expiry = columns.status.name, columns.expires_at.name
-    conditions = {Status.PROCESSING: Q(**{status: Status.PROCESSING, f"{expiry}__isnull": True})}
-    corrections = {Status.PROCESSING: f"manage.py release_expired {model._meta.label}"}
-    for state, roles in EMPTY.items():
-        fields = [getattr(columns, role) for role in roles]
+    columns, meta = claim_columns(model), claim_columns(model).owner._meta
+    held = [columns.claimed_by, columns.claimed_at, columns.expires_at]
+    # By state, the columns that are NULL in it.
+    empty = {
+        (Status.OPEN, Status.PAUSED): held,
+        (Status.COMPLETE, Status.FAILED): held[2:],
+    }
+    status = columns.status.name
+    wrong = [Q(**{status: Status.PROCESSING, f"{columns.expires_at.name}__isnull": True})]
+    for states, fields in empty.items():
         is_set = Q(_connector=Q.OR, **{f"{field.name}__isnull": False for field in fields})
-        conditions[state] = Q(**{status: state}) & is_set
-        names = [quote(real_name(field.column)) for field in fields]
-        iteration = quote(real_name(columns.iteration.column))
-        # Rows that nobody may hold get the next iteration, so that no token stands.
-        next_one = [f"{iteration} = {iteration} + 1"] if len(roles) > 1 else []
-        corrections[state] = (
-            f"UPDATE {quote(columns.owner._meta.db_table)}"
-            f" SET {', '.join([*(f'{name} = NULL' for name in names), *next_one])}"
-            f" WHERE {quote(real_name(columns.status.column))} = '{state.value}'"
-            f" AND ({' OR '.join(f'{name} IS NOT NULL' for name in names)});"
-        )
-    rows: ClaimQuerySet[models.Model] = ClaimQuerySet(columns.owner, using=alias)
-    counts = rows.order_by().aggregate(
-        **{f"found_{state.value}": Count("pk", filter=one) for state, one in conditions.items()}
+        wrong.append(Q(**{f"{status}__in": states}) & is_set)
+    rows: Any = ClaimQuerySet(columns.owner, using=alias).order_by()
+    counts = rows.aggregate(
+        **{f"kind_{number}": Count("pk", filter=one) for number, one in enumerate(wrong)}
     )
-    for state, found in zip(conditions, counts.values(), strict=True):
+    endless, *others = counts.values()
+    source = "something other than a verb wrote there."
+    if endless:
+        yield checks.Error(
+            f"{counted(endless, 'row')} of {model._meta.label} processing without an end of the lease: {source}",
+            f"manage.py release_expired {model._meta.label}",
+        )
+    quote = connections[alias].ops.quote_name
+    for found, (states, fields) in zip(others, empty.items(), strict=True):
+        names = [quote(real_name(field.column)) for field in fields]
+        changes = [f"{name} = NULL" for name in names]
+        if fields is held:
+            # Rows that nobody may hold get the next iteration, so that no token stands.
+            iteration = quote(real_name(columns.iteration.column))
+            changes.append(f"{iteration} = {iteration} + 1")
         if found:
-            running = state == Status.PROCESSING
-            what = "without an end of the lease" if running else "with a holder or a lease"
             yield checks.Error(
-                f"{counted(found, 'row')} of {model._meta.label} {state.value} {what}: something other than a verb"
-                " wrote there.",
-                corrections[state],
+                f"{counted(found, 'row')} of {model._meta.label} {' or '.join(states)} with a holder or a lease:"
+                f" {source}",
+                f"UPDATE {quote(meta.db_table)} SET {', '.join(changes)}"
+                f" WHERE {quote(real_name(columns.status.column))} IN ('{states[0]}', '{states[1]}')"
+                f" AND ({' OR '.join(f'{name} IS NOT NULL' for name in names)});",
             )

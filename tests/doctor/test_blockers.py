@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from django_taskclaim.doctor.blockers import reasons
-from django_taskclaim.monitoring.overview import overview
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import pause, pause_all, set_overrides
 from tests.commands import live_worker
@@ -111,9 +109,9 @@ def test_a_pause_of_the_parent_is_named_for_its_child() -> None:
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"limit_per": {"note": 1}}, "2 due rows kept back by a limit per key (note)"),
-        ({"serial_by": "note"}, "2 due rows kept back by a limit per key (note)"),
-        ({"max_running": 2}, "2 rows are running, and no more than 2 may at once."),
+        ({"limit_per": {"note": 1}}, "2 due rows kept back by a limit per key."),
+        ({"serial_by": "note"}, "2 due rows kept back by a limit per key."),
+        ({"max_running": 2}, "2 kept back by the limit of 2 running at once."),
     ],
 )
 def test_a_limit_that_keeps_rows_back_is_named(options: dict[str, Any], part: str) -> None:
@@ -152,12 +150,3 @@ def test_a_missing_handler_and_rows_that_a_queryset_hides_are_named() -> None:
         text = doctor_text(HiddenRows)
     assert "The handler's queryset hides 1 due row of 3" in text
     assert "has no handler" not in text
-
-
-def test_rows_that_are_claimed_meanwhile_are_not_called_hidden() -> None:
-    make(HiddenRows, 1, hidden=True)
-    make(HiddenRows, 3)
-    seen = overview(HiddenRows, "default")
-    HiddenRows.objects.claim_batch(2)
-    (hidden,) = (one.msg for one in reasons(seen) if "hides" in one.msg)
-    assert hidden.startswith("The default manager hides 1 due row")

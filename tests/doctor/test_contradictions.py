@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 def corrections(model: type[models.Model]) -> list[str]:
     found = [one for one in examine(model, "default") if "other than a verb" in one.msg]
     assert all(one.is_serious() for one in found)
-    return [one.hint for one in found if "1 row of" in one.msg]
+    return [one.hint for one in found]
 
 
 @pytest.mark.parametrize("model", [Photo, Child, PrefixedOwnStatus])
@@ -32,7 +32,7 @@ def test_each_kind_is_corrected_by_what_the_doctor_prints(model: Any) -> None:
     set_raw(done, "status", "'complete'")
     set_raw(done, "expires_at", clock("+1 HOUR"))
     command, *statements = corrections(model)
-    assert len(statements) == 3
+    assert len(statements) == 2
     assert command == f"manage.py release_expired {model._meta.label}"
     call_command("release_expired", model._meta.label)
     for statement in statements:
