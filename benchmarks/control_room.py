@@ -73,14 +73,14 @@ def addresses() -> dict[str, Callable[[], Any]]:
     client = Client(raise_request_exception=True)
     client.force_login(User.objects.create_superuser("viewer"))
 
-    def asking(name: str) -> Callable[[], Any]:
-        address = reverse(f"admin:testapp_job_{name}")
+    def asking(name: str, *args: str) -> Callable[[], Any]:
+        address = reverse(f"admin:{name}_changelist", args=args)
         return lambda: answered(client.get(address))
 
     return {
-        "list": asking("changelist"),
-        "page": asking("control"),
-        "refresh": asking("control_live"),
+        "list": asking("testapp_job"),
+        "page": asking("taskclaim_control", "testapp.job"),
+        "refresh": asking("taskclaim_control", "testapp.job", "live"),
     }
 
 

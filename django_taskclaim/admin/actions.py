@@ -104,9 +104,14 @@ class ClaimActions(OperatePermission):
         ]
 
     def claim_address(self, page: str, *args: str) -> str:
-        """Return the address of one of the pages of the model: ``changelist``, ``change``, ``claim``, ``control``."""
+        """Return the address of one of the pages of the model: ``changelist``, ``change``, ``claim``."""
         name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
         return reverse(name, args=args, current_app=self.admin_site.name)
+
+    def claim_control_address(self, *page: str) -> str:
+        """Return the address of the control room of the model, or of one of the pages below it."""
+        args, site = [self.opts.label_lower, *page], self.admin_site.name
+        return reverse("admin:taskclaim_control_changelist", args=args, current_app=site)
 
     def claim_list_address(self, request: HttpRequest) -> str:
         """Return the address of the list, filtered as it was."""
@@ -149,9 +154,9 @@ class ClaimActions(OperatePermission):
                     yield {"title": action.label, "path": where + query}
             own = any(pause.scope == scope_of(self.model) for pause in pauses)
             turn = RESUME if own else PAUSE
-            yield {"title": turn.label, "path": self.claim_address(f"control_{turn.name}")}
+            yield {"title": turn.label, "path": self.claim_control_address(turn.name)}
         if may_view(request, self.model, model_admin=self):
-            yield {"title": _("Control room"), "path": self.claim_address("control")}
+            yield {"title": _("Control room"), "path": self.claim_control_address()}
 
     # The pages behind them
 

@@ -21,20 +21,11 @@ from typing import Any, NamedTuple
 
 import django
 from django import forms
-from django.contrib import messages
 from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
-from django.db import models
-from django.http import HttpRequest, HttpResponseRedirect
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
-from django.utils.text import capfirst
-from django.utils.translation import gettext as _
-
-from django_taskclaim.admin.control_room.forms import PauseForm, ReasonForm
-from django_taskclaim.control.actions import PAUSE, RESUME
-from django_taskclaim.control.audit import turn
-from django_taskclaim.exceptions import TaskClaimError
 
 Answer = Mapping[str, Any]
 
@@ -98,35 +89,3 @@ def confirm(
         "crumbs_are_listed": django.VERSION >= (6, 1),
     }
     return TemplateResponse(request, "admin/taskclaim/confirmation.html", context)
-
-
-# The switch of a model, and of all
-
-
-def ask_to_turn(
-    request: HttpRequest, model: type[models.Model] | None, *, off: bool, **page: Any
-) -> HttpResponseBase:
-    """Ask, and then pause or resume claims of *model*, or of all models with None. *page* goes to ``confirm``."""
-    name = _("all models") if model is None else str(model._meta.verbose_name_plural)
-    action = PAUSE if off else RESUME
-
-    def run(answer: Answer) -> HttpResponseBase:
-        try:
-            turn(model, off=off, by=str(request.user), user=request.user, **answer)
-        except TaskClaimError as error:
-            messages.error(request, str(error))
-        else:
-            messages.success(request, f"{capfirst(name)}: {action.done}.")
-        return HttpResponseRedirect(page["back"])
-
-    every = _("This is about all models, also about those that you do not see.")
-    return confirm(
-        request,
-        title=f"{action.label}: {name}",
-        sentence=str(action.sentence),
-        warning=every if off and model is None else "",
-        danger=off and model is None,
-        form=PauseForm if off else ReasonForm,
-        run=run,
-        **page,
-    )

@@ -17,8 +17,8 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from django_taskclaim.admin.actions import CLAIM_ACTIONS, ClaimActions, alias_of
+from django_taskclaim.admin.control_room.mounting import register
 from django_taskclaim.admin.control_room.snapshot import pause_sentence
-from django_taskclaim.admin.control_room.views import Page
 from django_taskclaim.admin.display import ClaimDisplay, Look
 from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, order_of
 from django_taskclaim.columns import (
@@ -76,9 +76,6 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
     The claim columns are read-only and shown as people read them, with filters, actions, and buttons that ask first.
     """
 
-    #: The control room of the model hangs below its list, see ``get_urls``.
-    has_control_page = True
-
     #: A second count of the whole table, for "100 results (5,000,000 total)", costs more than it tells.
     show_full_result_count = False
     paginator = BoundedPaginator
@@ -88,6 +85,8 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
 
     def __init__(self, model: Any, admin_site: Any) -> None:
         super().__init__(model, admin_site)
+        # Buttons of the list lead there.
+        register(admin_site)
         if self.actions is not None:
             self.actions = [*CLAIM_ACTIONS, *self.actions]
         chosen = {*self.raw_id_fields, *self.autocomplete_fields, *self.radio_fields}
@@ -206,8 +205,7 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
 
     def get_urls(self) -> list[URLPattern]:
         urls: list[Any] = super().get_urls()
-        room = Page(self.model, self.admin_site, self).urls("control/")
-        return [*self.claim_urls(), *room, *urls]
+        return [*self.claim_urls(), *urls]
 
 
 def describe_pause(switch: Switch) -> str:

@@ -4,21 +4,17 @@ from typing import Any
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured, ValidationError
-from django.db import Error, connections, models
+from django.db import models
 from django.utils.translation import gettext as _
 
-from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns, has_claim_columns
 from django_taskclaim.control.actions import WORKER_COMMANDS
 from django_taskclaim.control.audit import record_action, storable
 from django_taskclaim.control.models import APP, WorkerCommand, is_on
 from django_taskclaim.db import DatabaseNow
-from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import workers
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.states import WORKER_MARK
 
 
@@ -27,11 +23,9 @@ def send_command(
 ) -> WorkerCommand:
     """Tell one worker process to ``drain``, ``stop`` or ``release``; it obeys within five seconds.
 
-    A silent process obeys nothing: ``release`` puts all its rows back here and now, and any other command is a
-    ValidationError, as is an unknown one. Each model that it serves gets an act with its own rows. What is returned
-    says how many rows were ``put_back``, and in ``refused``, by model, why the database did not let all be. Raises
-    ``WorkerProcess.DoesNotExist`` for a name that is not listed, and ImproperlyConfigured if the tables of this app
-    are not on the database.
+    Each model that it serves gets an act. ValidationError in one sentence for an unknown command, and for a process
+    that is silent or not listed: it would not obey. ImproperlyConfigured if the tables of this app are not on the
+    database.
     """
     if not is_on(using):
         raise ImproperlyConfigured(
@@ -46,10 +40,8 @@ def send_command(
         )
     worker = next((one for one in workers(using) if one.name == worker_name), None)
     if worker is None:
-        raise WorkerProcess.DoesNotExist(
-            _("No worker is listed as %(name)s.") % {"name": repr(worker_name)}
-        )
-    if not worker.alive and command != "release":
+        raise ValidationError(_("No worker is listed as %(name)s.") % {"name": repr(worker_name)})
+    if not worker.alive:
         text = _("%(worker)s has been silent for a while, and would not obey. Release its rows.")
         raise ValidationError(text % {"worker": worker.name})
     sent = WorkerCommand.objects.using(using).create(
@@ -62,45 +54,18 @@ def send_command(
     # In the language of the person who gave the command, as the reason is.
     why = f"{action.label}: {reason}" if reason else str(action.label)
     facts: dict[str, Any] = {"by": by, "reason": why, "user": user, "using": using}
-    if worker.alive:
-        for model in _tables_of(worker):
-            record_action(model, "worker command", worker=worker.name, **facts)
-    else:
-        _release_all(worker, sent, facts)
-    sent.refresh_from_db(using=using)
+    for model in tables_of(worker):
+        record_action(model, "worker command", worker=worker.name, **facts)
     return sent
 
 
-def _release_all(worker: WorkerProcess, sent: WorkerCommand, facts: dict[str, Any]) -> None:
-    """Put back all rows of a silent process, and end the command; a refusal of one table stops no other."""
-    sent.put_back = 0
-    for model in _tables_of(worker):
-        rows, error = _take_back(model, worker, facts["using"])
-        sent.put_back += rows
-        if error:
-            sent.refused = [*sent.refused, f"{model._meta.label}: {error}"]
-        record_action(model, "worker command", rows=rows, worker=worker.name, **facts)
-    same = type(sent).objects.using(facts["using"]).filter(pk=sent.pk)
-    same.update(done_at=DatabaseNow())
-
-
-def _take_back(model: type[models.Model], worker: WorkerProcess, using: str) -> tuple[int, str]:
-    """Put back every row that a dead process holds, by the token, so that its late writes land nowhere.
-
-    Returns how many, and what the database said where that was not all.
-    """
+def rows_held_by(
+    worker: WorkerProcess, model: type[models.Model], using: str
+) -> ClaimQuerySet[Any]:
+    """Return the rows of *model* that a process holds: to ``take_back()`` those of one that is dead."""
     holder = claim_columns(model).claimed_by.name
     rows: ClaimQuerySet[Any] = ClaimQuerySet(model, using=using)
-    held = rows.filter(**{f"{holder}__startswith": f"{worker.name}{WORKER_MARK}"})
-    began, counts = clock(), [0]
-    try:
-        held.take_back(progress=counts.append)
-    except (Error, TaskClaimError) as error:
-        if not connections[using].in_atomic_block:
-            connections[using].close_if_unusable_or_obsolete()
-        return counts[-1], first_line(error)
-    refused = refusals(model, using, since=began)
-    return counts[-1], str(refused[0]) if refused else ""
+    return rows.filter(**{f"{holder}__startswith": f"{worker.name}{WORKER_MARK}"})
 
 
 def models_of(worker: WorkerProcess) -> list[type[models.Model]]:
@@ -108,7 +73,7 @@ def models_of(worker: WorkerProcess) -> list[type[models.Model]]:
     return [one for one in apps.get_models() if has_claim_columns(one) and worker.serves(one)]
 
 
-def _tables_of(worker: WorkerProcess) -> list[type[models.Model]]:
+def tables_of(worker: WorkerProcess) -> list[type[models.Model]]:
     """Return one model of each table that a worker claims from."""
     return list({claim_columns(model).owner: model for model in models_of(worker)}.values())
 

@@ -5,8 +5,6 @@ They can be imported where the app is not installed; ``is_on`` says whether they
 Each table has an age at which workers prune it.
 """
 
-from collections.abc import Sequence
-
 from django.apps import apps
 from django.db import models, router
 from django.utils.translation import gettext_lazy as _
@@ -92,11 +90,6 @@ class WorkerCommand(models.Model):
     by = HolderField()
     #: When the worker obeyed; NULL until then.
     done_at = MomentField(null=True, default=None)
-
-    #: How many rows of a silent process were put back by the command, and what the database said of those that it
-    #: refused; known only to the sender, and not stored.
-    put_back: int | None = None
-    refused: Sequence[str] = ()
 
     class Meta:
         app_label = LABEL

@@ -131,7 +131,13 @@ ACTS = [
     command("drain"),
     command("stop"),
     command("release"),
-    command("release", SILENT, processing="open"),
+    Act(
+        "release of a silent worker",
+        lambda rows: command_url("release", SILENT),
+        WHY,
+        {"processing": "open"},
+        "release",
+    ),
     Act("retry some", retry, WHY | {"first": "on"}, {"failed": "open"}, "reset"),
     Act("retry all", retry, WHY, {"failed": "open"}, "reset"),
     Act(

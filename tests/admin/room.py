@@ -11,6 +11,7 @@ from django.contrib.messages import get_messages
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.http import urlencode
 
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.models import WorkerProcess
@@ -51,21 +52,18 @@ def act_on(model: Any, act: str, row: Any = None) -> str:
     return address(model, "claim", *(() if row is None else (quote(row.pk),)), act)
 
 
-def url(page: str = "", model: str = "testapp_job", **kwargs: Any) -> str:
-    """Return an address of the control room of a model."""
-    return reverse(f"admin:{model}_control{'_' if page else ''}{page}", kwargs=kwargs)
+def overview(*page: str, site: str = "admin") -> str:
+    """Return an address of the control room: of all models, or of one."""
+    return reverse(f"{site}:taskclaim_control_changelist", args=[one for one in page if one])
 
 
-def photos(page: str = "", **kwargs: Any) -> str:
-    return url(page, "testapp_photo", **kwargs)
-
-
-def overview(page: str = "changelist") -> str:
-    return reverse(f"admin:taskclaim_control_{page}")
+def photos(page: str = "", *, site: str = "admin", **query: str) -> str:
+    query_string = f"?{urlencode(query)}" if query else ""
+    return overview("testapp.photo", page, site=site) + query_string
 
 
 def command_url(what: str, name: str = WORKER) -> str:
-    return f"{photos('commands')}?command={what}&worker={name}"
+    return photos(what, worker=name)
 
 
 # What a browser shows and sends
@@ -149,6 +147,6 @@ def failed(n: int, error: Any = "no width", model: Any = Photo, **values: Any) -
 def group_of(client: Client, address: str = "") -> str:
     """Return the name of the first group of failures in the control room."""
     page = client.get(address or photos()).content.decode()
-    found = re.search(r"/failures/(\w+)/retry/", page)
+    found = re.search(r"/retry/\?group=(\w+)", page)
     assert found is not None, text_of(client.get(address or photos()))
     return found[1]

@@ -12,7 +12,7 @@ from django_taskclaim.models import WorkerProcess
 from django_taskclaim.switch import overrides_of, pause, paused_by, set_overrides
 from tests.admin import browser as browsers
 from tests.admin.browser import Browser
-from tests.admin.room import url
+from tests.admin.room import overview
 from tests.testapp.models import Job
 from tests.worker.conftest import Start, jobs, start_worker, states, wait_until
 
@@ -38,7 +38,7 @@ def room(driver: Any, live_server: Any) -> Iterator[Browser]:
     page = Browser(driver, live_server.url)
     with browsers.requests_end():
         page.log_in(User.objects.create_superuser("ada"))
-        page.go(url())
+        page.go(overview("testapp.job"))
         yield page
         complaints = page.leave()
     assert [line for line in complaints if "ERR_INTERNET_DISCONNECTED" not in line] == []
@@ -102,7 +102,7 @@ def test_the_page_follows_others_and_works_without_scripts(room: Browser) -> Non
     room.reads("IDLE")
     assert paused_by(Job) is None
     with room.without_scripts():
-        room.go(url())
+        room.go(overview("testapp.job"))
         room.press("Pause claiming")
         room.write("reason", "no script")
         room.press("Pause claiming: jobs")

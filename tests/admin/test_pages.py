@@ -14,7 +14,7 @@ from django_taskclaim.admin import filters
 from django_taskclaim.admin.display import STATES
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.switch import pause
-from tests.admin.room import act_on, address, text_of
+from tests.admin.room import act_on, address, overview, text_of
 from tests.factories import make
 from tests.querysets.support import facts, names, set_raw, stored
 from tests.testapp.models import Child, ClaimOnly, Photo, PrefixedOwnStatus, TextKey, UuidKey
@@ -99,7 +99,7 @@ def test_scripts_in_key_holder_error_and_reason_stay_text(boss: Client) -> None:
     set_raw(row, "claimed_by", "%s", [f"{evil}@{evil}#1"])
     set_raw(row, "last_error", "%s", [f"{evil}\n\n{evil}"])
     set_raw(row, "error_class", "%s", [evil])
-    boss.post(address(TextKey, "control_pause"), {"reason": evil})
+    boss.post(overview("testapp.textkey", "pause"), {"reason": evil})
     pages = [address(TextKey), address(TextKey, "change", quote(row.pk))]
     pages += [act_on(TextKey, act, row) for act in ("reset", "release")]
     for page in pages:

@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import path
 
 from django_taskclaim.admin import ClaimAdminMixin
-from tests.admin.room import address, text_of
+from tests.admin.room import address, overview, text_of
 from tests.companions.app.models import FarPage, FarTask, Page, PageCheck, PageTask
 from tests.querysets.support import execute, table_of
 from tests.ranges.conftest import fill
@@ -87,8 +87,10 @@ def test_failed_companions_are_named_by_their_sources(boss: Client) -> None:
     PageTask.objects.populate(Page.objects.filter(pk="first"))
     (row,) = PageTask.objects.claim_batch(1, durable=False)
     row.claim.fail("no title", retry=False)
-    assert f"{row.pk} (source first)" in text_of(boss.get(beside(PageTask, "control")))
-    answer: Any = boss.get(beside(PageTask, "control_export"))
+    assert f"{row.pk} (source first)" in text_of(
+        boss.get(overview("sources.pagetask", site="beside"))
+    )
+    answer: Any = boss.post(overview("sources.pagetask", "export", site="beside"))
     lines = b"".join(answer.streaming_content).decode("utf-8-sig").splitlines()
     assert lines[0].startswith("key,source,error,")
     assert lines[1].startswith(f"{row.pk},first,")

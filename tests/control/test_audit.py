@@ -8,14 +8,17 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.management import CommandError
 from django.urls import reverse
 
 from django_taskclaim.control.audit import record_action
-from django_taskclaim.control.models import OperatorAct
+from django_taskclaim.control.commands import send_command
+from django_taskclaim.control.models import OperatorAct, WorkerCommand
 from django_taskclaim.control.reading import acts
 from django_taskclaim.management.base import acting
 from django_taskclaim.switch import paused_by
+from tests.admin.room import SILENT, worker
 from tests.commands import run, table_away
 from tests.factories import make
 from tests.testapp.models import Photo, PhotoProxy
@@ -88,3 +91,19 @@ def test_an_act_whose_record_fails_is_done_all_the_same(caplog: pytest.LogCaptur
         run("claimpause", "testapp.Photo")
         assert paused_by(Photo) is not None
     assert "could not be stored" in caplog.text
+
+
+@pytest.mark.once
+def test_a_command_that_nobody_can_obey_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker(SILENT, silent=True)
+    for name, command, why in (
+        (SILENT, "drain", "Release its rows"),
+        (SILENT, "explode", "'explode'; it knows drain, stop, release"),
+        ("nobody", "stop", "No worker is listed as 'nobody'"),
+    ):
+        with pytest.raises(ValidationError, match=why):
+            send_command(name, command, by="ada", using="default")
+    assert not WorkerCommand.objects.exists()
+    monkeypatch.setattr("django_taskclaim.control.commands.is_on", lambda using: False)
+    with pytest.raises(ImproperlyConfigured, match="'default': add it to INSTALLED_APPS"):
+        send_command(SILENT, "release", by="ada", using="default")

@@ -136,25 +136,6 @@ def test_a_worker_drains_stops_and_releases_as_it_is_told(start_worker: Start) -
     assert ignored.done_at is None
 
 
-@pytest.mark.once
-@pytest.mark.promise(7)
-def test_the_rows_of_a_dead_worker_are_released_at_once(start_worker: Start) -> None:
-    """Not those of a living one, and long before their lease of an hour ends."""
-    jobs(20, "sleep:600")
-    dead = start_worker("--batch-size", "5", "--lease", "3600")
-    (name,) = listed()
-    wait_until(lambda: states() == {"open": 15, "processing": 5})
-    start_worker("--batch-size", "5", "--lease", "3600")
-    wait_until(lambda: states() == {"open": 10, "processing": 10})
-    os.killpg(dead.pid, signal.SIGKILL)
-    WorkerProcess.objects.filter(name=name).update(seen_at=DatabaseLater(timedelta(minutes=-1)))
-    send_command(name, "release", by="ada", reason="the host burnt", using="default")
-    assert states() == {"open": 15, "processing": 5}
-    assert Job.objects.filter(iteration=1, attempts=0, status="open").count() == 5
-    (act,) = acts(Job, using="default")
-    assert (act.rows, act.reason) == (5, "release: the host burnt")
-
-
 # History
 
 

@@ -36,6 +36,7 @@ from django_taskclaim.monitoring.overview import (
     Overview,
     Summary,
     overview,
+    summaries,
 )
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
@@ -154,6 +155,29 @@ def snapshot_of(model: type[models.Model], alias: str, rows: Rows) -> Snapshot:
     """Return as much of a snapshot as the database tells in time."""
     found = Snapshot(timezone.now())
     found.is_late = not in_time(alias, partial(found.read, model, alias, rows))
+    return found
+
+
+@dataclass
+class Summaries:
+    """What was read for the overview; a model is missing whose database did not answer in time."""
+
+    as_of: datetime
+    known: dict[type[models.Model], Summary] = field(default_factory=dict)
+    is_late: bool = False
+
+    def read(self, of: list[type[models.Model]], alias: str) -> bool:
+        """Read the models of one database."""
+        self.known.update((seen.model, seen) for seen in summaries(of, alias))
+        return True
+
+
+def read_summaries(places: Sequence[tuple[type[models.Model], str]]) -> Summaries:
+    """Return as much of models, each on its database, as the databases tell in time."""
+    found = Summaries(timezone.now())
+    for alias in {place for model, place in places}:
+        there = [model for model, place in places if place == alias]
+        found.is_late |= not in_time(alias, partial(found.read, there, alias))
     return found
 
 

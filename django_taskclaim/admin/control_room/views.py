@@ -1,6 +1,9 @@
-"""The page of one model: where it is, who may do what there, and what it answers. A GET only shows; a POST acts."""
+"""The pages of the control room: where each is, who may do what there, and what it answers.
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+A GET only shows; a POST acts.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -22,14 +25,13 @@ from django.http import (
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
-from django.urls import NoReverseMatch, URLPattern, path, reverse
+from django.urls import NoReverseMatch, reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_taskclaim import conf
 from django_taskclaim.admin.actions import claims_of, run_action
-from django_taskclaim.admin.confirming import Crumb, ask_to_turn, confirm
+from django_taskclaim.admin.confirming import Answer, Crumb, confirm
 from django_taskclaim.admin.control_room.charts import chart
 from django_taskclaim.admin.control_room.failures import (
     GROUPS,
@@ -39,28 +41,42 @@ from django_taskclaim.admin.control_room.failures import (
     name_of,
     sample,
 )
-from django_taskclaim.admin.control_room.forms import FIRST, ReasonForm, RetryForm, SettingsForm
+from django_taskclaim.admin.control_room.forms import (
+    FIRST,
+    PauseForm,
+    ReasonForm,
+    RetryForm,
+    SettingsForm,
+)
 from django_taskclaim.admin.control_room.snapshot import (
-    Snapshot,
     forecast,
     in_time,
     outcome,
+    read_summaries,
     segments,
     shared,
     snapshot_of,
     state_of,
     worker_lines,
 )
-from django_taskclaim.admin.permissions import Admin, may_configure, may_operate, may_view
-from django_taskclaim.connecting import in_no_transaction
-from django_taskclaim.control.actions import RESET_FAILED, WORKER_COMMANDS, Instruction
-from django_taskclaim.control.audit import change_overrides, record_action
-from django_taskclaim.control.commands import models_of, send_command
-from django_taskclaim.control.models import WorkerCommand, is_on
+from django_taskclaim.admin.permissions import may_configure, may_operate, may_view
+from django_taskclaim.control.actions import (
+    GIVE_BACK,
+    PAUSE,
+    RELEASE,
+    RESET_FAILED,
+    RESUME,
+    WORKER_COMMANDS,
+    Instruction,
+)
+from django_taskclaim.control.audit import change_overrides, record_action, turn
+from django_taskclaim.control.commands import models_of, rows_held_by, send_command, tables_of
+from django_taskclaim.control.models import is_on
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.monitoring.overview import database_time
+from django_taskclaim.monitoring.overview import Summary, database_time, workers
+from django_taskclaim.switch import claimable_models
 from django_taskclaim.templatetags.taskclaim_admin import number
 
 TEMPLATES = "admin/taskclaim/control_room"
@@ -68,64 +84,153 @@ TEMPLATES = "admin/taskclaim/control_room"
 #: Milliseconds between two refreshes.
 EVERY = 2500
 
-#: Where a view is below its page, and what ends its name.
-Routes: TypeAlias = list[tuple[str, Callable[..., HttpResponseBase], str]]
+#: What answers an address: it is given the request, and the last part of the address.
+View: TypeAlias = Callable[[HttpRequest, str], HttpResponseBase]
 
 
-def address(site: AdminSite, name: str, *args: str) -> str:
-    """Return the address of a page of the site; empty where it has none."""
-    try:
-        return reverse(f"{site.name}:{name}", args=args)
-    except NoReverseMatch:
-        return ""
+class OverviewPage:
+    """The page of all models on one AdminSite; what is done there is done to all of them."""
 
+    model: type[models.Model] | None = None
+    model_admin: Any = None
+    templates = ("overview.html", "overview_live.html")
 
-def overview_url(site: AdminSite) -> str:
-    """Return the address of the overview; empty on a site that has none."""
-    return address(site, "taskclaim_control_changelist")
+    def __init__(self, site: AdminSite) -> None:
+        self.site = site
 
+    @property
+    def name(self) -> str:
+        return _("all models")
 
-def site_paths(site: AdminSite, base: str, name: str, routes: Routes) -> list[URLPattern]:
-    """Return the patterns of views below *base* for the staff of the site; their names begin with *name*."""
-    # Pages that only read are outside transactions, too: on SQLite a transaction makes every writer wait.
-    return [
-        path(
-            f"{base}{route}",
-            site.admin_view(in_no_transaction(partial(view))),
-            name="_".join(filter(None, [name, suffix])),
+    @property
+    def title(self) -> str:
+        return _("Control room")
+
+    def url(self, page: str = "") -> str:
+        return self.address("taskclaim_control_changelist") + (f"{page}/" if page else "")
+
+    def address(self, name: str, *args: str) -> str:
+        """Return the address of a page of the site; empty where it has none."""
+        try:
+            return reverse(f"{self.site.name}:{name}", args=args)
+        except NoReverseMatch:
+            return ""
+
+    @property
+    def crumbs(self) -> list[Crumb]:
+        """The way from the index to the page."""
+        return [Crumb(_("Control room"), self.url())]
+
+    def pages(self, request: HttpRequest) -> list["ModelPage"]:
+        """Return the pages of the models that the user may see, in the order of their names."""
+        pages = (ModelPage(self.site, model) for model in claimable_models())
+        return sorted(
+            (one for one in pages if one.may(may_view, request)), key=lambda one: one.name
         )
-        for route, view, suffix in routes
-    ]
+
+    def may(self, ask: Callable[..., bool], request: HttpRequest) -> bool:
+        """Say whether the user may do what *ask* is about."""
+        return ask(request, self.model, model_admin=self.model_admin)
+
+    # What it answers
+
+    @property
+    def views(self) -> dict[str, View]:
+        """What answers each address, by its last part."""
+        return {"": self.show, "live": self.show, PAUSE.name: self.turn, RESUME.name: self.turn}
+
+    def answer(self, request: HttpRequest, page: str) -> HttpResponseBase:
+        """Answer one of the addresses of the page."""
+        if page not in self.views:
+            raise Http404
+        return self.views[page](request, page)
+
+    def show(self, request: HttpRequest, page: str = "", **given: Any) -> HttpResponseBase:
+        """Answer with the whole page, or with the part of it that its script refreshes."""
+        facts = self.facts(request, **given)
+        request.current_app = self.site.name
+        context = {
+            **({} if page else self.site.each_context(request)),
+            "crumbs": self.crumbs,
+            "crumbs_are_listed": django.VERSION >= (6, 1),
+            "title": self.title,
+            "every": EVERY,
+            "here": self.url(),
+            **facts,
+        }
+        template = self.templates[bool(page)]
+        return TemplateResponse(request, f"{TEMPLATES}/{template}", context)
+
+    def facts(self, request: HttpRequest) -> dict[str, Any]:
+        """Return what the templates show; PermissionDenied for a user who may not look."""
+        pages = self.pages(request)
+        if not pages:
+            raise PermissionDenied
+        # Those who may see the same models share what was read of them.
+        places = tuple((page.model, page.alias) for page in pages)
+        found = shared(request, places, partial(read_summaries, places))
+        return {
+            "models": [page.line(found.known.get(page.model)) for page in pages],
+            "may_operate_all": self.may(may_operate, request),
+            "all_are_paused": any(
+                one.pause and one.pause.is_for_all for one in found.known.values()
+            ),
+            "as_of": found.as_of,
+            "is_late": found.is_late,
+        }
+
+    # What a person can do
+
+    def back(self, request: HttpRequest) -> HttpResponseRedirect:
+        """Return to the page."""
+        return redirect(self.url())
+
+    def ask(self, request: HttpRequest, **page: Any) -> HttpResponseBase:
+        """Ask for confirmation, and then act, see ``confirm``."""
+        back = self.back(request).url
+        return confirm(request, back=back, crumbs=self.crumbs, site=self.site, **page)
+
+    def turn(self, request: HttpRequest, page: str) -> HttpResponseBase:
+        """Ask, and then pause or resume claims of the model, or of all on every database.
+
+        Models that were paused by name stay so when all are resumed.
+        """
+        off, of_all = page == PAUSE.name, self.model is None
+        action, name = PAUSE if off else RESUME, self.name
+
+        def run(answer: Answer) -> HttpResponseBase:
+            try:
+                turn(self.model, off=off, by=str(request.user), user=request.user, **answer)
+            except TaskClaimError as error:
+                messages.error(request, str(error))
+            else:
+                messages.success(request, f"{capfirst(name)}: {action.done}.")
+            return self.back(request)
+
+        every = _("This is about all models, also about those that you do not see.")
+        return self.ask(
+            request,
+            allowed=self.may(may_operate, request),
+            title=f"{action.label}: {name}",
+            sentence=str(action.sentence),
+            warning=every if off and of_all else "",
+            danger=off and of_all,
+            form=PauseForm if off else ReasonForm,
+            run=run,
+        )
 
 
-def page_response(
-    request: HttpRequest,
-    site: AdminSite,
-    template: str,
-    title: str,
-    crumbs: list[Crumb],
-    **facts: Any,
-) -> TemplateResponse:
-    """Answer with a whole page, or with the part of it that its script refreshes."""
-    request.current_app = site.name
-    context = {
-        **({} if template.endswith("live.html") else site.each_context(request)),
-        "crumbs": crumbs,
-        "crumbs_are_listed": django.VERSION >= (6, 1),
-        "title": title,
-        "every": EVERY,
-        **facts,
-    }
-    return TemplateResponse(request, f"{TEMPLATES}/{template}", context)
-
-
-class Page:
+class ModelPage(OverviewPage):
     """The page of one claimable model on one AdminSite, with its ModelAdmin where it has one."""
 
-    def __init__(self, model: type[models.Model], site: AdminSite, model_admin: Admin) -> None:
+    model: type[models.Model]
+    templates = ("page.html", "live.html")
+
+    def __init__(self, site: AdminSite, model: type[models.Model]) -> None:
+        super().__init__(site)
+        registered: dict[Any, Any] = site._registry
         self.model = model
-        self.site = site
-        self.model_admin = model_admin
+        self.model_admin = registered.get(model)
 
     @property
     def alias(self) -> str:
@@ -135,113 +240,76 @@ class Page:
     @property
     def name(self) -> str:
         """The plural of what the rows are called."""
-        return str(capfirst(str(self.model._meta.verbose_name_plural)))
+        return str(self.model._meta.verbose_name_plural)
+
+    @property
+    def title(self) -> str:
+        return _("%(name)s: control room") % {"name": capfirst(self.name)}
 
     @property
     def label(self) -> str:
         return self.model._meta.label
 
-    def url_name(self, page: str = "") -> str:
-        """Return the name of one of the pages without the site's namespace."""
-        meta = self.model._meta
-        return f"{meta.app_label}_{meta.model_name}_control{'_' if page else ''}{page}"
-
-    def url(self, page: str = "", **kwargs: object) -> str:
-        return reverse(f"{self.site.name}:{self.url_name(page)}", kwargs=kwargs)
-
-    def may_view(self, request: HttpRequest) -> bool:
-        return may_view(request, self.model, model_admin=self.model_admin)
-
-    def may_operate(self, request: HttpRequest) -> bool:
-        return may_operate(request, self.model, model_admin=self.model_admin)
-
-    def may_configure(self, request: HttpRequest) -> bool:
-        return may_configure(request, self.model, model_admin=self.model_admin)
-
-    def rows(self, request: HttpRequest) -> "models.QuerySet[Any]":
-        """Return the rows that the user may see one by one; counts are of all of them."""
-        if self.model_admin is not None:
-            return self.model_admin.get_queryset(request).using(self.alias)
-        return models.QuerySet(self.model, using=self.alias)
-
-    def shows_all(self, request: HttpRequest) -> bool:
-        """Say whether the user may see every row there is."""
-        query = self.rows(request).query
-        return not (query.where or query.is_sliced or query.combinator)
+    def url(self, page: str = "") -> str:
+        return f"{super().url(self.model._meta.label_lower)}{f'{page}/' if page else ''}"
 
     def admin_url(self, page: str, *args: str) -> str:
         """Return the address of a page of the model's admin; empty where it has none."""
         meta = self.model._meta
-        return address(self.site, f"{meta.app_label}_{meta.model_name}_{page}", *args)
+        return self.address(f"{meta.app_label}_{meta.model_name}_{page}", *args)
 
-    def urls(self, base: str) -> list[URLPattern]:
-        """Return the patterns of the model's pages below *base*."""
-        routes: Routes = [
-            ("", self.show, ""),
-            ("live/", self.live, "live"),
-            ("pause/", partial(self.turn, off=True), "pause"),
-            ("resume/", partial(self.turn, off=False), "resume"),
-            ("commands/", self.command, "commands"),
-            ("settings/", self.settings, "settings"),
-            ("failures.csv", self.export, "export"),
-            ("failures/<slug:group>.csv", self.export, "export"),
-            ("failures/<slug:group>/retry/", self.retry, "retry"),
-        ]
-        return site_paths(self.site, base, self.url_name(), routes)
-
-    def _crumbs(self) -> list[Crumb]:
-        """Return the way from the index to the page."""
-        here, list_url = _("Control room"), self.admin_url("changelist")
+    @property
+    def crumbs(self) -> list[Crumb]:
+        overview, list_url = OverviewPage(self.site).crumbs[0], self.admin_url("changelist")
         if list_url:
-            return [Crumb(self.name, list_url), Crumb(here, self.url())]
-        return [Crumb(here, overview_url(self.site)), Crumb(self.name, self.url())]
+            return [Crumb(capfirst(self.name), list_url), Crumb(overview.title, self.url())]
+        return [overview, Crumb(capfirst(self.name), self.url())]
+
+    def rows(self, request: HttpRequest) -> "models.QuerySet[Any]":
+        """Return the rows that the user may see one by one; counts are of all of them."""
+        if self.model_admin is not None:
+            rows: models.QuerySet[Any] = self.model_admin.get_queryset(request).using(self.alias)
+            return rows
+        return models.QuerySet(self.model, using=self.alias)
+
+    @property
+    def views(self) -> dict[str, View]:
+        commands = dict.fromkeys(WORKER_COMMANDS, self.command)
+        forms = {"settings": self.settings, "retry": self.retry, "export": self.export}
+        return {**super().views, **commands, **forms}
 
     # What it shows
 
-    def show(self, request: HttpRequest, form: SettingsForm | None = None) -> TemplateResponse:
-        """Answer with the whole page."""
-        return self._answer(request, "page.html", form)
+    def line(self, seen: Summary | None) -> dict[str, Any]:
+        """Return what the overview shows of the model."""
+        return {
+            "page": self,
+            "state": state_of(seen),
+            "seen": seen,
+            "segments": segments(seen.progress) if seen else [],
+            "outcome": outcome(self.model),
+            "silent": len(seen.workers) - len(seen.living) if seen else 0,
+        }
 
-    def live(self, request: HttpRequest) -> TemplateResponse:
-        """Answer with the part of the page that its script replaces."""
-        return self._answer(request, "live.html")
-
-    def _answer(
-        self, request: HttpRequest, template: str, form: SettingsForm | None = None
-    ) -> TemplateResponse:
-        if not self.may_view(request):
+    def facts(self, request: HttpRequest, form: SettingsForm | None = None) -> dict[str, Any]:
+        """Return what the templates show; None is what was not read, and the script keeps what it has of that."""
+        if not self.may(may_view, request):
             raise PermissionDenied
-        read = partial(snapshot_of, self.model, self.alias, self.rows(request))
-        sees_all = self.shows_all(request)
+        rows = self.rows(request)
+        read = partial(snapshot_of, self.model, self.alias, rows)
+        sees_all = not (rows.query.where or rows.query.is_sliced or rows.query.combinator)
         # Errors of rows that this user may not see must not come from a snapshot of others.
         known = shared(request, (self.model, self.alias), read) if sees_all else read()
-        return page_response(
-            request,
-            self.site,
-            template,
-            _("%(name)s: control room") % {"name": self.name},
-            self._crumbs(),
-            page=self,
-            here=self.url(),
-            overview_url=overview_url(self.site),
-            may_operate=self.may_operate(request),
-            may_configure=self.may_configure(request),
-            has_control=is_on(self.alias),
-            **self._shown(known, form, sees_all=sees_all),
-        )
-
-    def _shown(
-        self, known: Snapshot, form: SettingsForm | None, *, sees_all: bool
-    ) -> dict[str, Any]:
-        """Return what the templates show; None is what was not read, and the script keeps what it has of that."""
         seen = known.seen
         stored = seen.switch.overrides if seen and seen.switch else {}
         groups = known.failed.groups[:GROUPS] if known.failed else []
         return {
             **vars(known),
-            "state": state_of(seen),
-            "segments": segments(seen.progress) if seen else [],
-            "outcome": outcome(self.model),
+            **self.line(seen),
+            "overview_url": super().url(),
+            "may_operate": self.may(may_operate, request),
+            "may_configure": self.may(may_configure, request),
+            "has_control": is_on(self.alias),
             "forecast": forecast(seen, known.hour or [], known.day or []),
             "charts": [
                 (name, title, slots is None, chart(slots or [], known.marks))
@@ -266,84 +334,80 @@ class Page:
 
     # What a person can do
 
-    def _back(self) -> HttpResponseRedirect:
-        return redirect(self.url())
+    def back(self, request: HttpRequest) -> HttpResponseRedirect:
+        """Return to the page, or to the list of a user who may not look at the page."""
+        may_look = self.may(may_view, request)
+        return redirect(self.url() if may_look else self.admin_url("changelist"))
 
-    def turn(self, request: HttpRequest, *, off: bool) -> HttpResponseBase:
-        """Ask for confirmation, and then pause or resume claims of the model."""
-        return ask_to_turn(
-            request,
-            self.model,
-            off=off,
-            allowed=self.may_operate(request),
-            back=self.url() if self.may_view(request) else self.admin_url("changelist"),
-            crumbs=self._crumbs(),
-            site=self.site,
-        )
-
-    def command(self, request: HttpRequest) -> HttpResponseBase:
+    def command(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then give one worker process the command to drain, stop or release."""
-        if not self.may_operate(request):
+        if not self.may(may_operate, request):
             raise PermissionDenied
-        action = WORKER_COMMANDS.get(request.GET.get("command", ""))
-        if action is None or not is_on(self.alias):
+        if not is_on(self.alias):
             raise Http404
-        name = request.GET.get("worker", "")
-        worker = WorkerProcess.objects.using(self.alias).filter(name=name).first()
+        action, name = WORKER_COMMANDS[page], request.GET.get("worker", "")
+        worker = next((one for one in workers(self.alias) if one.name == name), None)
         if worker is None:
             gone = _("Nothing was changed: no worker is listed as %(name)s any more.")
             messages.warning(request, gone % {"name": name})
-            return self._back()
-        title = f"{capfirst(str(action.label))}: {worker.name}"
+            return self.back(request)
 
-        def run(answer: Mapping[str, Any]) -> HttpResponse:
-            self._send(request, worker.name, action, answer["reason"])
-            return self._back()
+        def run(answer: Answer) -> HttpResponse:
+            if not worker.alive and action is GIVE_BACK:
+                self._release_all(request, worker, answer["reason"])
+            else:
+                self._send(request, worker, action, answer["reason"])
+            return self.back(request)
 
-        return confirm(
+        return self.ask(
             request,
-            allowed=self._may_command(request, worker),
-            title=title,
+            # A worker may serve models that this user may not operate on.
+            allowed=worker.serves(self.model)
+            and all(
+                ModelPage(self.site, one).may(may_operate, request) for one in models_of(worker)
+            ),
+            title=f"{capfirst(str(action.label))}: {worker.name}",
             sentence=str(action.sentence),
             form=ReasonForm,
             danger=action.danger,
             run=run,
-            back=self.url(),
-            crumbs=self._crumbs(),
-            site=self.site,
         )
 
-    def _may_command(self, request: HttpRequest, worker: WorkerProcess) -> bool:
-        """Say whether the worker serves this model, and no model that the user may not operate on."""
-        admins: dict[Any, Any] = self.site._registry
-        return worker.serves(self.model) and all(
-            may_operate(request, one, model_admin=admins.get(one)) for one in models_of(worker)
-        )
+    def _release_all(self, request: HttpRequest, worker: WorkerProcess, reason: str) -> None:
+        """Release all rows of a silent process: it would obey no command."""
+        for model in tables_of(worker):
+            run_action(
+                request,
+                RELEASE,
+                rows_held_by(worker, model, self.alias),
+                model_admin=ModelPage(self.site, model).model_admin,
+                reason=" – ".join(filter(None, [worker.name, reason])),
+            )
 
-    def _send(self, request: HttpRequest, worker: str, action: Instruction, reason: str) -> None:
-        facts: dict[str, Any] = {"by": str(request.user), "user": request.user}
+    def _send(
+        self, request: HttpRequest, worker: WorkerProcess, action: Instruction, reason: str
+    ) -> None:
+        facts: dict[str, Any] = {"by": str(request.user), "user": request.user, "reason": reason}
         try:
-            sent = send_command(worker, action.name, using=self.alias, reason=reason, **facts)
-        except (ValidationError, WorkerProcess.DoesNotExist) as error:
-            messages.error(request, " ".join(getattr(error, "messages", [str(error)])))
-        except (Error, TaskClaimError) as error:
-            messages.error(request, first_line(error))
+            send_command(worker.name, action.name, using=self.alias, **facts)
+        except ValidationError as error:
+            messages.error(request, " ".join(error.messages))
         else:
-            tell = messages.error if sent.refused else messages.success
-            tell(request, "; ".join([_command_message(sent), *sent.refused]))
+            told = _("The worker process %(worker)s has been told.")
+            messages.success(request, told % {"worker": worker.name})
 
-    def settings(self, request: HttpRequest) -> HttpResponseBase:
+    def settings(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Set the overrides that were changed, or show the form again with its errors."""
-        if not self.may_configure(request):
+        if not self.may(may_configure, request):
             raise PermissionDenied
         if request.method != "POST":
             # The login form leads here when a form was sent after the session had ended.
-            return self._back()
+            return self.back(request)
         form = SettingsForm(self.model, request.POST)
         if form.is_valid() and self._change(request, form):
             messages.success(request, _("Workers follow within a few seconds."))
-            return self._back()
-        return self.show(request, form)
+            return self.back(request)
+        return self.show(request, form=form)
 
     def _change(self, request: HttpRequest, form: SettingsForm) -> bool:
         facts = {"by": str(request.user), "reason": form.cleaned_data["reason"]}
@@ -356,22 +420,20 @@ class Page:
             form.add_error(None, first_line(error))
         return not form.errors
 
-    def retry(self, request: HttpRequest, group: str) -> HttpResponseBase:
+    def retry(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then reset failed rows of the group: all, or the ten that failed last."""
-        if not self.may_operate(request):
+        if not self.may(may_operate, request):
             raise PermissionDenied
-        rows = self.rows(request)
+        rows, wanted = self.rows(request), request.GET.get("group", "")
         failed = in_time(self.alias, lambda: sample(rows, database_time(self.alias)))
-        if failed is None:
+        group = next((one for one in failed.groups if one.id == wanted), None) if failed else None
+        if failed is None or group is None:
             late = _("Nothing was changed: the database did not answer in time.")
-            messages.error(request, late)
-            return self._back()
-        found = next((one for one in failed.groups if one.id == group), None)
-        if found is None:
-            messages.warning(request, _("Nothing was changed: no row has failed like this lately."))
-            return self._back()
+            gone = _("Nothing was changed: no row has failed like this lately.")
+            messages.warning(request, gone if failed else late)
+            return self.back(request)
         more = "+" if failed.capped else ""
-        return confirm(
+        return self.ask(
             request,
             allowed=True,
             title=_("Retry the failed rows of this group"),
@@ -379,15 +441,12 @@ class Page:
                 "Every failed row of %(name)s that failed like this is opened again, with all its tries."
             )
             % {"name": self.name},
-            facts=[f"{number(found.all)}{more} × {found.kind}"],
+            facts=[f"{number(group.all)}{more} × {group.kind}"],
             form=RetryForm,
-            run=lambda answer: self._retry(request, found, answer),
-            back=self.url(),
-            crumbs=self._crumbs(),
-            site=self.site,
+            run=partial(self._retry, request, group),
         )
 
-    def _retry(self, request: HttpRequest, group: Group, answer: Mapping[str, Any]) -> HttpResponse:
+    def _retry(self, request: HttpRequest, group: Group, answer: Answer) -> HttpResponse:
         """Reset rows of the group; if the time was up, answer with the page that offers the rest."""
         rows = claims_of(self.rows(request))
         keys: Iterable[list[Any]] = keys_like(rows, group, int(conf.setting("CHUNK_SIZE")))
@@ -403,13 +462,16 @@ class Page:
             keys=keys,
             reason=" – ".join(filter(None, [which, answer["reason"]])),
         )
-        return self._back() if is_over else redirect(request.get_full_path())
+        return self.back(request) if is_over else redirect(request.get_full_path())
 
-    def export(self, request: HttpRequest, group: str = "") -> HttpResponseBase:
-        """Stream the failed rows as CSV, and record that somebody has them."""
-        if not self.may_view(request):
+    def export(self, request: HttpRequest, page: str) -> HttpResponseBase:
+        """Stream the failed rows as CSV, all or those of a group, and record that somebody has them."""
+        if not self.may(may_view, request):
             raise PermissionDenied
+        if request.method != "POST":
+            return self.back(request)
         who: dict[str, Any] = {"by": str(request.user), "user": request.user}
+        group = request.POST.get("group", "")
         record_action(self.model, "export", reason=group, using=self.alias, **who)
         lines = exported(self.rows(request), group)
         # Django reads what is not asynchronous whole before an ASGI server sends it.
@@ -424,14 +486,3 @@ async def _asynchronous(parts: Iterator[str]) -> AsyncIterator[str]:
     following = sync_to_async(lambda: next(parts, None))
     while (part := await following()) is not None:
         yield part
-
-
-def _command_message(sent: WorkerCommand) -> str:
-    """Say what the command did. No sentence begins with the name: the admin would capitalise it."""
-    if sent.put_back is None:
-        return _("The worker process %(worker)s has been told.") % {"worker": sent.worker}
-    return ngettext(
-        "Of the silent worker process %(worker)s, %(n)s row was put back.",
-        "Of the silent worker process %(worker)s, %(n)s rows were put back.",
-        sent.put_back,
-    ) % {"worker": sent.worker, "n": number(sent.put_back)}

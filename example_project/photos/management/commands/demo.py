@@ -77,7 +77,7 @@ class Command(BaseCommand):
     def run(self, rows: int, workers: int, site: str, *, kill: bool, stay: bool) -> None:
         """Prepare, play, account."""
         prepare(rows, site)
-        room = site + reverse("admin:photos_photo_control")
+        room = site + reverse("admin:taskclaim_control_changelist", args=["photos.photo"])
         self.announce(rows, workers, room)
         account, console = Account(rows), Console(highlight=False)
         # The terminal writes ^C behind the last line.
