@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import Enum, auto
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -36,8 +35,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger("django_taskclaim.contention")
 
-#: Where the doubling of the waits ends, in seconds.
-LONGEST_WAIT = 1.0
+#: The longest wait before the first retry in seconds, and where its doubling ends.
+FIRST_WAIT, LONGEST_WAIT = 0.05, 1.0
 
 #: Sent before each wait for another try, with ``code``, ``attempt`` (the try that failed, from 1), ``elapsed``
 #: and ``wait`` (seconds) and ``using``. So a circuit breaker hears of contention that no caller ever sees.
@@ -72,6 +71,9 @@ MEANINGS: dict[Code, Meaning] = {
     **dict.fromkeys(
         ("25006", 1021, 1037, 1041, 1047, 1114, 1290, 1792, 1836, 3032), Meaning.SERVER
     ),
+    # Classes of SQLSTATEs: insufficient resources, system error; connection exception, operator intervention.
+    **dict.fromkeys(("53", "58"), Meaning.SERVER),
+    **dict.fromkeys(("08", "57P"), Meaning.SESSION),
     # temp_file_limit is a limit of one statement, although its class is that of insufficient resources.
     "53400": Meaning.REFUSAL,
     # The transaction stood still or took too long; the server stops, or the network to it fails.
@@ -80,14 +82,6 @@ MEANINGS: dict[Code, Meaning] = {
     **dict.fromkeys(
         (1040, 1042, 1043, 1044, 1045, 1049, 1129, 1130, 1203, 1226, 1698, 3118), Meaning.SESSION
     ),
-}
-
-#: Classes of SQLSTATEs: insufficient resources, system error, connection exception, operator intervention.
-SQLSTATE_CLASSES = {
-    "53": Meaning.SERVER,
-    "58": Meaning.SERVER,
-    "08": Meaning.SESSION,
-    "57P": Meaning.SESSION,
 }
 
 #: Low bytes of extended codes. SQLITE_BUSY and SQLITE_LOCKED; out of memory, read-only, I/O error, corrupt, full,
@@ -136,25 +130,18 @@ def _code(error: BaseException | None, wanted: Meaning) -> Code | None:
         # A bare number counts only in a database error: KeyError(1213) is about a key.
         number = error.args[0] if error.args and is_of_database else None
         if isinstance(sqlstate, str):
-            return sqlstate if _of_sqlstate(sqlstate) is wanted else None
+            # The code itself, or else its class.
+            known = next((sqlstate[:n] for n in (5, 3, 2) if sqlstate[:n] in MEANINGS), "")
+            return sqlstate if MEANINGS.get(known, Meaning.REFUSAL) is wanted else None
         if isinstance(sqlite_code, int):
             meaning = SQLITE_MEANINGS.get(sqlite_code & 0xFF, Meaning.REFUSAL)
             return sqlite_code if meaning is wanted else None
         if isinstance(number, int):
-            return number if _of_number(number) is wanted else None
+            # From 2000 to 2999 the client speaks: the server is gone.
+            usual = Meaning.SESSION if number // 1000 in (0, 2) else Meaning.REFUSAL
+            return number if MEANINGS.get(number, usual) is wanted else None
         error = error.__cause__ if is_of_database else None
     return None
-
-
-def _of_sqlstate(code: str) -> Meaning:
-    classes = [kind for start, kind in SQLSTATE_CLASSES.items() if code.startswith(start)]
-    return MEANINGS.get(code, classes[0] if classes else Meaning.REFUSAL)
-
-
-def _of_number(code: int) -> Meaning:
-    # From 2000 to 2999 the client speaks: the server is gone.
-    usual = Meaning.SESSION if code // 1000 in (0, 2) else Meaning.REFUSAL
-    return MEANINGS.get(code, usual)
 
 
 # Retries
@@ -188,9 +175,6 @@ class retry_on_contention:
 
     #: Tries after the first; None is the setting RETRIES, which is 2.
     retries: int | None = None
-    #: Longest wait before the first retry, in seconds or as a timedelta; it doubles with each retry, up to a second.
-    #: The wait itself lies anywhere between nothing and that (full jitter), so that those who met do not meet again.
-    wait: float | timedelta = 0.05
     #: The database alias. None is the default one, or, with ``atomic=False``, any that has a transaction open.
     using: str | None = None
     #: Whether each try gets a transaction. False is for code that manages its own.
@@ -201,8 +185,6 @@ class retry_on_contention:
     def __post_init__(self) -> None:
         if self.retries is not None and self.retries < 0:
             raise ValueError(f"retries must be 0 or more, not {self.retries!r}.")
-        if not 0 <= _seconds(self.wait) <= LONGEST_WAIT:
-            raise ValueError(f"wait must lie between 0 and {LONGEST_WAIT:g} s, not {self.wait!r}.")
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
         """Return ``function`` wrapped so that each call of it is retried."""
@@ -267,7 +249,8 @@ class retry_on_contention:
         if attempt > retries:
             raise RetriesExhausted(attempt, elapsed, code) from error
         # Bounded, for the power grows without an end.
-        longest = min(_seconds(self.wait) * 2 ** min(attempt - 1, 60), LONGEST_WAIT)
+        longest = min(FIRST_WAIT * 2 ** min(attempt - 1, 60), LONGEST_WAIT)
+        # Anywhere between nothing and that (full jitter), so that those who met do not meet again.
         pause = random.uniform(0, longest)
         facts: dict[str, object] = {"code": code, "attempt": attempt, "elapsed": elapsed}
         facts |= {"wait": pause, "using": self.using}
@@ -324,10 +307,6 @@ def _does_nothing_yet(function: Callable[..., object]) -> bool:
     """Return whether calling ``function`` only prepares the work, so that no retry could cover it."""
     kinds = (inspect.isgeneratorfunction, inspect.isasyncgenfunction, iscoroutinefunction)
     return any(is_kind(function) for is_kind in kinds)
-
-
-def _seconds(duration: float | timedelta) -> float:
-    return duration.total_seconds() if isinstance(duration, timedelta) else duration
 
 
 def _in_transaction(connection: BaseDatabaseWrapper) -> bool:

@@ -62,13 +62,7 @@ FORKED = "it belongs to the process that this one was forked from"
 IDLE = timedelta(minutes=2)
 
 
-def named_lease(
-    name: str,
-    *,
-    lease: float | timedelta | None = None,
-    wait: float | timedelta | None = None,
-    using: str | None = None,
-) -> "HeldLease":
+class named_lease:
     """Run a block while this process holds the lease *name*, and nobody else on any host does.
 
     ``with named_lease("nightly-report", lease=60) as held: …``, or ``async with``. The lease is committed before the
@@ -81,35 +75,37 @@ def named_lease(
     for byte.
 
     ``held.lost`` turns True if the lease could not be renewed or was taken over. The end of the block then raises
-    ``ClaimLost``, unless the block raises another exception.
+    ``ClaimLost``, unless the block raises another exception. Any thread may use ``held`` in the block.
     """
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValueError(f"A lease is named by a text of 1 to 200 characters, not {name!r:.300}.")
-    return HeldLease(
-        name,
-        lease=conf.duration("LEASE") if lease is None else conf.DURATION.check(lease, "lease"),
-        wait=conf.DURATION.check(wait, "wait") if wait else timedelta(),
-        using=using or router.db_for_write(NamedLease),
-    )
-
-
-class HeldLease:
-    """One hold of a named lease, entered once with ``with`` or ``async with``. Any thread may use it in the block."""
 
     #: Names this hold for ever. Its ``iteration`` grows with each hold, for a system that can refuse a late holder.
     token: Token
 
-    def __init__(self, name: str, *, lease: timedelta, wait: timedelta, using: str) -> None:
-        self.name, self.lease, self.using = name, lease, using
+    def __init__(
+        self,
+        name: str,
+        *,
+        lease: float | timedelta | None = None,
+        wait: float | timedelta | None = None,
+        using: str | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ValueError(
+                f"A lease is named by a text of 1 to 200 characters, not {name!r:.300}."
+            )
+        self.name = name
+        self.lease = (
+            conf.duration("LEASE") if lease is None else conf.DURATION.check(lease, "lease")
+        )
+        self.using = using or router.db_for_write(NamedLease)
+        self._wait = conf.DURATION.check(wait, "wait") if wait else timedelta()
         #: What decides is never read from a replica.
-        self._row = NamedLease.objects.using(using).filter(name=name)
-        self._retry = retry_on_contention(using=using, atomic=False)
+        self._row = NamedLease.objects.using(self.using).filter(name=name)
+        self._retry = retry_on_contention(using=self.using, atomic=False)
         #: By ``clock()``: before the statement that began or last extended the lease, and when the next one is due.
         self.renewed_at, self.renew_at = 0.0, 0.0
         #: Whether the last renewal failed.
         self.has_trouble = False
-        self._wait = wait.total_seconds()
-        self._waits_until: float | None = None
         #: Why the lease is held no more, once that is known.
         self.gone = ""
 
@@ -125,11 +121,7 @@ class HeldLease:
         return bool(self.gone)
 
     def check(self) -> bool:
-        """Ask the database whether the lease is still held: True, or ClaimLost; RuntimeError before the block."""
-        if not hasattr(self, "token"):
-            raise RuntimeError(
-                f"The lease {self.name!r} is not taken yet; check it inside its block."
-            )
+        """Ask the database inside the block whether the lease is still held: True, or ClaimLost."""
         if not self.lost and not self._standing().exists():
             self._lose(TAKEN_OVER)
         if self.lost:
@@ -139,8 +131,8 @@ class HeldLease:
     acheck = async_twin(check)
 
     def __enter__(self) -> Self:
-        self._begin_once()
-        while (pause := self._try()) is not None:
+        end = clock() + self._wait.total_seconds()
+        while (pause := self._try(end)) is not None:
             time.sleep(pause)
         return self
 
@@ -153,9 +145,9 @@ class HeldLease:
         error.add_note(str(self._loss()))
 
     async def __aenter__(self) -> Self:
-        self._begin_once()
+        end = clock() + self._wait.total_seconds()
         try:
-            while (pause := await sync_to_async(self._try)()) is not None:
+            while (pause := await sync_to_async(self._try)(end)) is not None:
                 await asyncio.sleep(pause)
         except asyncio.CancelledError:
             # The thread of a cancelled task goes on and may still take the lease.
@@ -168,15 +160,8 @@ class HeldLease:
         leaving = sync_to_async(self.__exit__)(kind, error, traceback)
         await asyncio.shield(asyncio.ensure_future(leaving))
 
-    def _begin_once(self) -> None:
-        if self._waits_until is not None:
-            raise RuntimeError(
-                f"The lease {self.name!r} is entered a second time; call named_lease() for each block."
-            )
-        self._waits_until, self._process = clock() + self._wait, os.getpid()
-
-    def _try(self) -> float | None:
-        """Take the lease, or return the seconds until the next try; LeaseUnavailable once the wait is over."""
+    def _try(self, end: float) -> float | None:
+        """Take the lease, or return the seconds until the next try; LeaseUnavailable at the *end*, by ``clock()``."""
         connection = connections[self.using]
         if belongs_to_the_caller(connection):
             raise RuntimeError(
@@ -187,11 +172,12 @@ class HeldLease:
         try:
             taken = self._retry.call(self._take, new_holder())
         except LeaseUnavailable:
-            rest = (self._waits_until or 0.0) - clock()
+            rest = end - clock()
             if rest <= 0:
                 raise
             return min(random.uniform(*PAUSES), rest)
         self.token, self.renewed_at = taken
+        self.gone = ""
         self._plan_renewal()
         try:
             # No other connection sees what TestCase's transaction writes, so nothing could renew it.
@@ -239,7 +225,7 @@ class HeldLease:
     def _end(self) -> None:
         """Give the lease back, if it was taken; a lease that was lost before stays lost."""
         # In a forked process the connection is the parent's as well.
-        if not hasattr(self, "token") or self._process != os.getpid():
+        if not hasattr(self, "token") or self.gone == FORKED:
             return
         was_lost = self.lost
         # From here on, a renewal that finds the lease given back is no loss.
@@ -306,7 +292,7 @@ class Renewer:
     """
 
     def __init__(self) -> None:
-        self._held: set[HeldLease] = set()
+        self._held: set[named_lease] = set()
         self.begin()
 
     def begin(self) -> None:
@@ -317,7 +303,7 @@ class Renewer:
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
 
-    def keep(self, held: HeldLease) -> None:
+    def keep(self, held: named_lease) -> None:
         """Renew *held* until ``drop``; RuntimeError where no thread can be started."""
         with self._changed:
             if self._thread is None or not self._thread.is_alive():
@@ -327,7 +313,7 @@ class Renewer:
             self._held.add(held)
             self._changed.notify_all()
 
-    def drop(self, held: HeldLease) -> None:
+    def drop(self, held: named_lease) -> None:
         """Renew it no more."""
         with self._changed:
             self._held.discard(held)
@@ -341,18 +327,16 @@ class Renewer:
         finally:
             close_all()
 
-    def _next_due(self) -> "HeldLease | None":
+    def _next_due(self) -> "named_lease | None":
         """Wait for the next renewal; None when nothing is held any more, and the thread must end."""
         with self._changed:
             while self._held:
-                held = min(self._held, key=lambda one: one.renew_at)
-                rest = held.renew_at - clock()
-                if held.lost:
-                    self._held.discard(held)
-                elif rest <= 0:
-                    return held
-                else:
-                    self._changed.wait(rest)
+                kept = [held for held in self._held if not held.lost]
+                due = min(kept, key=lambda held: held.renew_at, default=None)
+                rest = None if due is None else due.renew_at - clock()
+                if rest is not None and rest <= 0:
+                    return due
+                self._changed.wait(rest)
             self._thread = None
             return None
 
@@ -380,18 +364,14 @@ def forget(using: str, unused_for: timedelta, limit: int) -> int:
     unused = NamedLease.objects.using(using).filter(
         is_free(since=unused_for),
         claimed_at__lt=DatabaseLater(-unused_for),
-        iteration__lt=_first_iteration(using, unused_for),
+        iteration__lt=_first_iteration(using),
     )
     names = list(unused.values_list("name", flat=True)[:limit])
     # One statement that repeats the condition; delete() would read the rows first where signals are connected.
     return int(unused.filter(name__in=names)._raw_delete(using)) if names else 0
 
 
-def _first_iteration(using: str, ago: timedelta = timedelta()) -> RawSQL:
-    """Return the seconds since 2020 by the database's clock, as they were *ago*.
-
-    A new name begins there, so a name that was forgotten continues above every iteration it had.
-    """
+def _first_iteration(using: str) -> RawSQL:
+    """Return the seconds since 2020 by the database's clock, where a new name begins: above every iteration it had."""
     seconds = dialect_for(connections[using]).unix_time
-    offset = EPOCH + int(ago.total_seconds())
-    return RawSQL(f"{seconds} - %s", [offset], output_field=models.BigIntegerField())
+    return RawSQL(f"{seconds} - %s", [EPOCH], output_field=models.BigIntegerField())

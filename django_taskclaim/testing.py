@@ -16,11 +16,10 @@ from django_taskclaim.completion import Clear
 from django_taskclaim.connecting import left_open
 from django_taskclaim.db.sql import Key
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.claiming import claim
 from django_taskclaim.querysets.cursor import Request
 from django_taskclaim.states import Status
-from django_taskclaim.worker.batch import Done, Failed, HeldRow, WorkItem, hold
+from django_taskclaim.worker.batch import Ambiguous, Done, Failed, HeldRow, WorkItem, hold
 from django_taskclaim.worker.calling import Answer, prepare
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
@@ -71,7 +70,37 @@ def run_due(
     (handler,) = options.handlers()
     if handler.is_async:
         handler = replace(handler, function=async_to_sync(handler.function))
-    return _Runner(handler, alias).run(limit)
+    inflight, ran = InFlight(), Ran()
+    running = _Inline(alias, inflight, cast(LeaseKeeper, _NoKeeper), None)
+    sizes = {handler.model: BatchSize(handler, threads=1)}
+    writer = Writer(alias, inflight, Counters(), sizes, _NoKeeper.was_away_since)
+    #: Keys of rows that have come back.
+    had: list[Key] = []
+    while size := min(handler.batch_size, math.inf if limit is None else limit - ran.total):
+        request = Request(
+            int(size), new_holder("run_due"), handler.lease, clock(), notes_start=True
+        )
+        rows: Any = handler.rows(alias)
+        claimed: list[Any] = claim(rows.exclude(pk__in=had), request)
+        if not claimed:
+            break
+        inflight.add(hold(handler, prepare(handler, claimed)))
+        results: list[HeldRow] = []
+        while (item := inflight.take(0, _NEVER, is_async=False)) is not None:
+            running.run(item)
+            inflight.settle(item)
+            results += item.rows
+        # As a worker does: the rows of one claim together.
+        while (moment := inflight.write_at()) < math.inf:
+            time.sleep(max(0.0, moment - clock()))
+            writer.write()
+        for held in results:
+            counter = _counter_of(held)
+            setattr(ran, counter, getattr(ran, counter) + 1)
+            ran.errors += _errors_of(held)
+            if isinstance(handler.completion, Clear) or counter not in ("completed", "failed"):
+                had.append(held.claim.pk)
+    return ran
 
 
 async def arun_due(
@@ -79,64 +108,6 @@ async def arun_due(
 ) -> Ran:
     """Do what ``run_due`` does, from a coroutine."""
     return await sync_to_async(run_due)(model, limit=limit, using=using)
-
-
-class _Runner:
-    """A worker's claim, run and write, one batch after the other."""
-
-    def __init__(self, handler: Handler, using: str) -> None:
-        self.handler, self.using = handler, using
-        self.inflight = InFlight()
-        self.keeper = _NoKeeper()
-        self.running = _Inline(using, self.inflight, cast(LeaseKeeper, self.keeper), None)
-        sizes = {handler.model: BatchSize(handler, threads=1)}
-        self.writer = Writer(using, self.inflight, Counters(), sizes, self.keeper.was_away_since)
-        self.ran = Ran()
-        #: Keys of rows that have come back, or may have.
-        self._had: list[Key] = []
-
-    def run(self, limit: int | None) -> Ran:
-        while (size := self._size(limit)) and (rows := self._claimed(size)):
-            self.inflight.add(hold(self.handler, rows))
-            for result in self._results():
-                self._count(result, _counter_of(result), _error_of(result))
-        return self.ran
-
-    def _size(self, limit: int | None) -> int:
-        most = self.handler.batch_size
-        return most if limit is None else min(most, limit - self.ran.total)
-
-    def _claimed(self, size: int) -> list[Any]:
-        request = Request(
-            size,
-            new_holder("run_due"),
-            self.handler.lease,
-            clock(),
-            notes_start=True,
-        )
-        rows: Any = self.handler.rows(self.using)
-        claimed: list[Any] = claim(rows.exclude(pk__in=self._had), request)
-        return prepare(self.handler, claimed)
-
-    def _results(self) -> list[HeldRow]:
-        """Run all items and write what came of them, as a worker does: the rows of one claim together."""
-        results: list[HeldRow] = []
-        while (item := self.inflight.take(0, _NEVER, is_async=False)) is not None:
-            self.running.run(item)
-            self.inflight.settle(item)
-            results += item.rows
-        while (moment := self.inflight.write_at()) < math.inf:
-            time.sleep(max(0.0, moment - clock()))
-            self.writer.write()
-        return results
-
-    def _count(self, held: HeldRow, counter: str, error: BaseException | str | None = None) -> None:
-        setattr(self.ran, counter, getattr(self.ran, counter) + 1)
-        if error is not None:
-            self.ran.errors.append(error)
-        opens_again = isinstance(self.handler.completion, Clear)
-        if opens_again or counter not in ("completed", "failed"):
-            self._had.append(held.claim.pk)
 
 
 _NEVER = threading.Event()
@@ -156,21 +127,21 @@ def _counter_of(result: HeldRow) -> str:
     return "completed" if isinstance(outcome, (Done, Ended)) else "released"
 
 
-def _error_of(result: HeldRow) -> BaseException | str | None:
+def _errors_of(result: HeldRow) -> list[BaseException | str]:
     """Return what the handler raised, or in words what it has failed the row with itself."""
     if isinstance(result.outcome, Ended):
-        return ": ".join(filter(None, result.outcome.failure or ())) or None
-    error: BaseException | str | None = getattr(result.outcome, "error", None)
-    return error
+        return [": ".join(filter(None, result.outcome.failure))] if result.outcome.failure else []
+    return [result.outcome.error] if isinstance(result.outcome, (Failed, Ambiguous)) else []
 
 
 class _NoKeeper:
     """What stands in for a worker's lease keeper: nothing is renewed, and the database is never away."""
 
-    def troubled_since(self, moment: float) -> bool:
+    @staticmethod
+    def was_away_since(moment: float) -> bool:
         return False
 
-    was_away_since = troubled_since
+    troubled_since = was_away_since
 
 
 class _Inline(Running):

@@ -87,7 +87,7 @@ class LiveTable:
         alias = self.connection.alias
         is_transactional = self.connection.features.can_rollback_ddl
 
-        @retry_on_contention(retries=RETRIES, wait=1, using=alias, atomic=False)
+        @retry_on_contention(retries=RETRIES, using=alias, atomic=False)
         def run() -> None:
             with transaction.atomic(using=alias) if is_transactional else nullcontext():
                 step(*args)

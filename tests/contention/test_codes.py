@@ -28,7 +28,7 @@ def caused_by(cause: Exception, error: Exception) -> Exception:
     ids=repr,
 )
 def test_contention_is_retried(error: Exception, code: Any, retried: list[dict[str, Any]]) -> None:
-    assert retry_on_contention(atomic=False, wait=0).call(failing(1, error)) == "done"
+    assert retry_on_contention(atomic=False).call(failing(1, error)) == "done"
     assert [facts["code"] for facts in retried] == [code]
 
 
@@ -48,6 +48,6 @@ def test_contention_is_retried(error: Exception, code: Any, retried: list[dict[s
 )
 def test_other_errors_are_not_retried(error: Exception, retried: list[dict[str, Any]]) -> None:
     with pytest.raises(type(error)) as caught:
-        retry_on_contention(atomic=False, wait=0).call(failing(1, error))
+        retry_on_contention(atomic=False).call(failing(1, error))
     assert caught.value is error
     assert retried == []

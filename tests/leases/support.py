@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.leases import HeldLease, is_free, named_lease
+from django_taskclaim.leases import is_free, named_lease
 from django_taskclaim.models import NamedLease
 from tests.querysets.support import clock, execute
 
@@ -37,7 +37,7 @@ def expire(name: str) -> None:
 
 
 @contextmanager
-def ends_lost(name: str, **options: Any) -> Iterator[HeldLease]:
+def ends_lost(name: str, **options: Any) -> Iterator[named_lease]:
     """Run a block that raises at its end that its lease was lost."""
     block = named_lease(name, **options)
     yield block.__enter__()

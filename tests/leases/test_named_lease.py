@@ -204,24 +204,6 @@ def test_a_lease_works_in_test_case() -> None:
     assert not is_held("report")
 
 
-@pytest.mark.once
-def test_a_second_entry_is_refused() -> None:
-    block = named_lease("report")
-    with block:
-        pass
-    with pytest.raises(RuntimeError, match="entered a second time"), block:
-        pytest.fail("entered")
-
-
-@pytest.mark.once
-def test_a_check_before_the_block_is_refused_and_loses_nothing() -> None:
-    block = named_lease("report")
-    with pytest.raises(RuntimeError, match="'report' is not taken yet"):
-        block.check()
-    with block as held:
-        assert held.check()
-
-
 # Forgetting names that nobody uses
 
 

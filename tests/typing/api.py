@@ -11,7 +11,6 @@ from django_taskclaim.completion import Archive, Clear
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.exceptions import Permanent, RetryLater
 from django_taskclaim.holders import holder_of, name_of, user_of
-from django_taskclaim.leases import HeldLease
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.states import Token
 from django_taskclaim.testing import Ran, arun_due, run_due
@@ -158,7 +157,7 @@ def add(one: int, other: int) -> int:
 
 def leases_on_a_name() -> None:
     with named_lease("nightly-report", lease=60) as held:
-        assert_type(held, HeldLease)
+        assert_type(held, named_lease)
         assert_type(held.lost, bool)
         assert_type(held.check(), bool)
         assert_type(held.token, Token)
@@ -168,7 +167,7 @@ def leases_on_a_name() -> None:
 
 async def leases_in_async_code() -> None:
     async with named_lease("nightly-report", wait=timedelta(seconds=30)) as held:
-        assert_type(held, HeldLease)
+        assert_type(held, named_lease)
         assert_type(await held.acheck(), bool)
 
 
