@@ -4,7 +4,8 @@ A check is called with the alias of the database that its models are claimed on.
 text for people, or None. Classes of checks may also have ``name``.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,28 +24,17 @@ Check: TypeAlias = Callable[[str], str | None]
 PATIENCE = timedelta(seconds=2)
 
 
-class ServerCheck:
-    """Ask the database behind one alias a question that it answers within PATIENCE."""
+@contextmanager
+def _server_of(alias: str) -> Iterator["Server"]:
+    """Yield the database behind *alias* for a question that it answers within PATIENCE."""
+    from django_taskclaim.monitoring.server import server_for
 
-    #: What people read where the check stops something.
-    name: str
-    #: The alias that is asked; None is the one that models are claimed on.
-    using: str | None = None
-
-    def __call__(self, using: str) -> str | None:
-        """Return the reason to stop; NotSupportedError if the database can give none."""
-        from django_taskclaim.monitoring.server import server_for
-
-        server = server_for(connections[self.using or using])
-        with server.bounded(PATIENCE):
-            return self.judge(server)
-
-    def judge(self, server: "Server") -> str | None:
-        """Compare what the database says with the limit."""
-        raise NotImplementedError
+    server = server_for(connections[alias])
+    with server.bounded(PATIENCE):
+        yield server
 
 
-class ReplicaLag(ServerCheck):
+class ReplicaLag:
     """Stop while the replica under the alias *using* lags more than *at_most* (seconds or a timedelta) behind.
 
     It stops, too, while that follows no primary.
@@ -55,8 +45,10 @@ class ReplicaLag(ServerCheck):
         self.using = using
         self.name = f"replica lag of {using}"
 
-    def judge(self, server: "Server") -> str | None:
-        lag = server.own_lag()
+    def __call__(self, using: str) -> str | None:
+        """Return the reason to stop; NotSupportedError if the database can give none."""
+        with _server_of(self.using) as server:
+            lag = server.own_lag()
         if lag is None:
             return f"replica {self.using} follows no primary"
         if lag <= self.at_most:
@@ -65,7 +57,7 @@ class ReplicaLag(ServerCheck):
         return f"replica {self.using} lags {seconds:g} s, more than {limit:g} s"
 
 
-class Sql(ServerCheck):
+class Sql:
     """Stop while the one number that *statement* gives is larger than *at_most*; NULL stops nothing.
 
     *name* is what people read. The statement is sent as it is, every HEALTH_EVERY by every process.
@@ -79,16 +71,13 @@ class Sql(ServerCheck):
         self.using = using
         self.name = name or " ".join(statement.split())[:80]
 
-    def judge(self, server: "Server") -> str | None:
-        number = server.number(self.statement)
+    def __call__(self, using: str) -> str | None:
+        """Return the reason to stop."""
+        with _server_of(self.using or using) as server:
+            number = server.number(self.statement)
         if number is None or number <= self.at_most:
             return None
         return f"{self.name} is {number:g}, more than {self.at_most:g}"
-
-
-def health_checks(also: Iterable[object] = ()) -> list[Check]:
-    """Return the checks of ``TASKCLAIM["HEALTH_CHECKS"]`` and of *also*; raises what ``loaded`` raises."""
-    return [loaded(entry) for entry in (*conf.setting("HEALTH_CHECKS"), *also)]
 
 
 def loaded(entry: Any) -> Check:
@@ -105,5 +94,6 @@ def loaded(entry: Any) -> Check:
 
 def name_of(check: Check) -> str:
     """Return what people read where a check stops something."""
-    named = getattr(check, "name", None) or getattr(check, "__qualname__", None)
-    return str(named or type(check).__qualname__)
+    return str(
+        getattr(check, "name", "") or getattr(check, "__qualname__", type(check).__qualname__)
+    )

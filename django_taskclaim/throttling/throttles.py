@@ -14,8 +14,9 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from django.db import connections, transaction
+from django.db import NotSupportedError, connections, transaction
 from django.db.models import Model
+from django.utils.connection import ConnectionDoesNotExist
 
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
@@ -25,7 +26,7 @@ from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import Throttle
 from django_taskclaim.tables import scope_of
 from django_taskclaim.throttling.breaker import CircuitBreaker, ThrottleState
-from django_taskclaim.throttling.health import Check, health_checks, loaded, name_of
+from django_taskclaim.throttling.health import Check, loaded, name_of
 
 logger = logging.getLogger("django_taskclaim.throttling")
 
@@ -94,13 +95,16 @@ class HealthCheck:
             reason = self._check(using)
             if not isinstance(reason, str | None):
                 raise TypeError(f"a health check returns a reason or None, not {reason!r}")
-        except Exception as error:
+        except (NotSupportedError, ConnectionDoesNotExist) as error:
+            # It can never be answered, which is no reason to go on without it.
+            reason = str(error)
+        except BaseException as error:
             self.note_broken(f"{type(error).__name__}: {error}")
-        else:
-            self._state = ThrottleState(reason, clock() + stands_for) if reason else None
+            return
         finally:
-            self.has_answered = True
             connections.close_all()
+        self._state = ThrottleState(reason, clock() + stands_for) if reason else None
+        self.has_answered = True
 
     def note_broken(self, why: str) -> None:
         """Stop nothing, and log the reason once a minute."""
@@ -230,7 +234,8 @@ class Throttles:
 
 def _checks(checks_of: Mapping[type[Model], Iterable[Any]]) -> list[HealthCheck]:
     """Return the checks of the settings and of handlers, each once for all the models it stops."""
-    shared, checks = health_checks(), dict[int, HealthCheck]()
+    shared = [*map(loaded, conf.setting("HEALTH_CHECKS"))]
+    checks: dict[int, HealthCheck] = {}
     for model, own in checks_of.items():
         for check in [*shared, *map(loaded, own)]:
             checks.setdefault(id(check), HealthCheck(check)).models.append(model)

@@ -33,7 +33,7 @@ from django_taskclaim.leases import forget
 from django_taskclaim.models import Throttle, WorkerProcess
 from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
-from django_taskclaim.switch import NO_REASON, stops_of
+from django_taskclaim.switch import NO_REASON, Stops, stops_of
 from django_taskclaim.tables import SILENCE_KEPT
 from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.worker import more_duties
@@ -224,10 +224,10 @@ class Service(threading.Thread):
         return (stops.throttled if stops is not None else "") or self.throttles.reason_for(model)
 
     def _read_switch_when_it_matters(self) -> bool:
-        is_unread = len(self.keeper.stops) < len(self.handlers)
-        is_stopped = any(self._claims_are_stopped(handler.model) for handler in self.handlers)
+        stops = self.keeper.stops
+        is_stopped = any(map(_stops_all, [*stops.values()])) or len(stops) < len(self.handlers)
         # An idle process asks, too, to know that it could renew.
-        if not (self.inflight.held() or is_stopped or is_unread or self.keeper.is_silent()):
+        if not (is_stopped or self.inflight.held() or self.keeper.is_silent()):
             return False
         self.read_switch()
         return True
@@ -249,14 +249,9 @@ class Service(threading.Thread):
                 self.calls.look_now(model)
 
     def _give_back_stopped(self) -> None:
-        for handler in self.handlers:
-            if self._claims_are_stopped(handler.model) or self.throttles.gives_back(handler.model):
-                self.keeper.withdraw(handler.model)
-
-    def _claims_are_stopped(self, model: type[Model]) -> bool:
-        """Say whether claims of *model* are stopped for everybody."""
-        stops = self.keeper.stops.get(model)
-        return stops is not None and bool(stops.pauses or stops.throttled)
+        for model, stops in list(self.keeper.stops.items()):
+            if _stops_all(stops) or self.throttles.gives_back(model):
+                self.keeper.withdraw(model)
 
     # The rest
 
@@ -264,29 +259,17 @@ class Service(threading.Thread):
         return reaper.turn(int(conf.setting("CHUNK_SIZE"))) is not None
 
     def _report(self) -> bool:
-        held = len(self.inflight.held())
-        if not held:
+        """Write the row of the process."""
+        if not self.inflight.held():
             # Nobody else has looked, and the report says what is paused.
             self.read_switch()
-        self._write_report(held)
-        return True
-
-    def _sum_up(self) -> None:
-        held = len(self.inflight.held())
-        now = (self.counters.done, self.counters.failed, held)
-        if now != self._summed_up:
-            self._summed_up = now
-            summary(self.options.name, self.counters, held)
-
-    def _write_report(self, held: int) -> None:
-        """Write the row of the process."""
         rows = WorkerProcess.objects.using(self.options.using)
         counters, refused = self.counters, refusals(None, self.options.using)
         is_paused = any(stops.pauses for stops in [*self.keeper.stops.values()])
         facts: dict[str, Any] = {
             "seen_at": DatabaseNow(),
             "state": "paused" if is_paused else "running",
-            "rows_held": held,
+            "rows_held": len(self.inflight.held()),
             "rows_done": counters.done,
             "rows_failed": counters.failed,
             # People see it as long as there is a row that nobody can write.
@@ -302,10 +285,23 @@ class Service(threading.Thread):
                 started_at=DatabaseNow(),
                 **facts,
             )
+        return True
+
+    def _sum_up(self) -> None:
+        held = len(self.inflight.held())
+        now = (self.counters.done, self.counters.failed, held)
+        if now != self._summed_up:
+            self._summed_up = now
+            summary(self.options.name, self.counters, held)
 
     def _sign_off(self) -> None:
         WorkerProcess.objects.using(self.options.using).filter(name=self.process).delete()
         self.throttles.sign_off()
+
+
+def _stops_all(stops: Stops) -> bool:
+    """Say whether everybody's claims of a model are stopped."""
+    return bool(stops.pauses or stops.throttled)
 
 
 def prune(using: str) -> bool:

@@ -217,7 +217,7 @@ FAULTS = {
         ),
         fault(
             "A busy worker keeps what it has not started when its model is paused.",
-            (SERVICE, "if self._claims_are_stopped(handler.model) or self", "if self"),
+            (SERVICE, "if _stops_all(stops) or self", "if self"),
         ),
     ],
     10: [

@@ -36,8 +36,7 @@ from typing import Any
 
 from django.core.checks.messages import ERROR
 from django.core.management.base import CommandError
-from django.db import Error, NotSupportedError, connections, router
-from django.utils.connection import ConnectionDoesNotExist
+from django.db import connections, router
 
 from django_taskclaim import conf
 from django_taskclaim.checks.models import column_problems, problems_of
@@ -54,7 +53,6 @@ from django_taskclaim.management.base import (
     whole_number,
 )
 from django_taskclaim.switch import claimable_models, holds
-from django_taskclaim.throttling.health import ServerCheck, health_checks
 from django_taskclaim.worker.options import HOW_TO_HANDLE, ExitCode, WorkerOptions
 from django_taskclaim.worker.process import run_in_process
 from django_taskclaim.worker.records import log_to_console
@@ -179,31 +177,13 @@ def _faults_of(handler: Handler) -> list[str]:
 
 
 def refuse_database(worker: WorkerOptions) -> None:
-    """Raise CommandError where the database lacks tables, or can never answer a health check.
-
-    A worker starts although its database is away.
-    """
-    handlers = worker.handlers()
+    """Raise CommandError where the database lacks tables; a worker starts although its database is away."""
     try:
+        handlers = worker.handlers()
         lacking = lacking_of([(handler.model, worker.using) for handler in handlers])
         _refuse(lacking, ExitCode.CUT_SHORT)
-        _refuse([text for handler in handlers for text in _refused_checks(handler, worker.using)])
     finally:
         connections.close_all()
-
-
-def _refused_checks(handler: Handler, using: str) -> list[str]:
-    try:
-        for check in health_checks(handler.health_checks):
-            if isinstance(check, ServerCheck):
-                check(using)
-    except (NotSupportedError, ConnectionDoesNotExist) as error:
-        # The database can never answer it.
-        return [str(error)]
-    except (Error, ValueError):
-        # The worker asks again; a check that does not work stops nothing, and the log says so.
-        pass
-    return []
 
 
 def _refuse(sentences: Sequence[str], code: ExitCode = ExitCode.USAGE) -> None:
