@@ -18,6 +18,7 @@ from django.db import Error, connections, models, router
 from django.http import Http404, HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path, re_path, reverse
+from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.text import Truncator, capfirst
 from django.utils.translation import gettext as _
@@ -25,7 +26,7 @@ from django.utils.translation import gettext_lazy
 
 from django_taskclaim import conf
 from django_taskclaim.admin.confirming import CONFIRMED, Answer, Crumb, confirm
-from django_taskclaim.admin.display import STATES, Look, RowFacts
+from django_taskclaim.admin.display import STATES, facts_of, look_at, summary
 from django_taskclaim.admin.permissions import Admin, OperatePermission, may_view, row_permission
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
@@ -40,11 +41,11 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.states import Status
 from django_taskclaim.tables import scope_of
-from django_taskclaim.templatetags.taskclaim_admin import holder_text, number
+from django_taskclaim.templatetags.taskclaim_admin import number
 
 Rows = ClaimQuerySet[Any]
 #: As the templates of django-admin-actions draw them.
-Buttons = Iterator[dict[str, object]]
+Buttons = Iterator[dict[str, str]]
 
 #: A request works for so many seconds, then answers; proxies give up on those that take long.
 SECONDS = 20.0
@@ -97,7 +98,7 @@ class ClaimActions(OperatePermission):
         view = self.admin_site.admin_view(in_no_transaction(partial(self.claim_button_view)))
         name = f"{self.opts.app_label}_{self.opts.model_name}_claim"
         # Any slug would hide the pages of the row whose key is "claim".
-        of_all = "|".join(action.slug for action in ROW_ACTIONS if action.of_all)
+        of_all = "|".join(action.slug for action in ROW_ACTIONS if action.all_label)
         return [
             path("<path:object_id>/claim/<slug:slug>/", view, name=name),
             re_path(f"^claim/(?P<slug>{of_all})/$", view, name=name),
@@ -128,33 +129,27 @@ class ClaimActions(OperatePermission):
     # The buttons
 
     def claim_row_buttons(
-        self, request: HttpRequest, row: models.Model, *, on_page: bool
+        self, request: HttpRequest, row: models.Model, *, query: str = ""
     ) -> Buttons:
-        """Yield the buttons of a row: on its page all, in the list the first that is made for its state."""
-        if not self.has_operate_permission(request, row):
-            return
-        query = "" if on_page else "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()})
-        status = RowFacts(row).status
-        for action in ROW_ACTIONS:
-            fits = status in action.states or (on_page and action.takes(status))
-            if action.row_label and fits:
-                where = self.claim_address("claim", quote(row.pk), action.slug)
-                yield {"title": action.row_label, "path": where + query}
-                if not on_page:
-                    return
+        """Yield the buttons of a row, those first that are made for its state; others ask for a tick."""
+        status = facts_of(row).status
+        if self.has_operate_permission(request, row):
+            for action in sorted(ROW_ACTIONS, key=lambda action: status not in action.states):
+                if action.takes(status):
+                    where = self.claim_address("claim", quote(row.pk), action.slug)
+                    yield {"title": str(action.row_label), "path": where + query}
 
     def claim_list_buttons(self, request: HttpRequest, pauses: Iterable[Switch]) -> Buttons:
-        """Yield the buttons of the list: for all rows of the model, for its switch, and to its control room."""
+        """Yield what the menu of the list offers: for all rows of the model, for its switch, and its control room."""
         if self.has_operate_permission(request):
-            # What follows "#" is lost: the filters that django-admin-actions adds, neither encoded nor complete.
-            query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()}) + "#"
+            query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()})
             for action in ROW_ACTIONS:
-                if action.of_all:
+                if action.all_label:
                     where = self.claim_address("claim", action.slug)
-                    yield {"title": action.label, "path": where + query}
+                    yield {"title": str(action.all_label), "path": where + query}
             own = any(pause.scope == scope_of(self.model) for pause in pauses)
             turn = RESUME if own else PAUSE
-            yield {"title": turn.label, "path": self.claim_control_address(turn.name)}
+            yield {"title": str(turn.label), "path": self.claim_control_address(turn.name)}
         if may_view(request, self.model, model_admin=self):
             yield {"title": _("Control room"), "path": self.claim_control_address()}
 
@@ -168,19 +163,19 @@ class ClaimActions(OperatePermission):
         if not self.has_operate_permission(request):
             raise PermissionDenied
         action = next((one for one in ROW_ACTIONS if one.slug == slug), None)
-        if action is None or not (action.of_all if object_id is None else action.row_label):
+        if action is None:
             raise Http404
+        every = claims_of(self.get_queryset(request))
         if object_id is None:
-            rows = action.chosen(claims_of(self.get_queryset(request)))
-            return self.claim_act(request, action, rows)
+            return self.claim_act(request, action, action.chosen(every))
         row = self.get_object(request, unquote(object_id))
         if row is None:
             raise Http404(_("There is no such row."))
-        facts, columns = RowFacts(row), claim_columns(type(row))
+        facts, columns = facts_of(row), claim_columns(type(row))
         shown = (row.pk, facts.status, facts.iteration, facts.holder, action.slug)
         # What changes the row after it was read keeps it from the action.
         as_read = {columns.status.name: facts.status, columns.iteration.name: facts.iteration}
-        rows = ClaimQuerySet(type(row), using=Look.at(row).alias).filter(pk=row.pk, **as_read)
+        rows: Rows = ClaimQuerySet(type(row), using=every.db).filter(pk=row.pk, **as_read)
         return self.claim_act(request, action, rows, row=row, hidden={SHOWN: [repr(shown)]})
 
     def claim_act(
@@ -201,7 +196,7 @@ class ClaimActions(OperatePermission):
             page = self.claim_address("change", quote(row.pk))
             crumbs.append(Crumb(Truncator(str(row)).chars(60), page))
             back = back if FILTERS_KEPT in request.GET else page
-        facts, states = describe_rows(request, rows)
+        facts, states = describe_rows(rows)
         takes = action.takes(Status.PROCESSING) and Status.PROCESSING in states
 
         def run(answer: Answer) -> HttpResponseBase:
@@ -219,7 +214,7 @@ class ClaimActions(OperatePermission):
         return confirm(
             request,
             allowed=self.has_operate_permission(request, row),
-            title=str(action.label if row is None else action.row_label).rstrip("…"),
+            title=str(action.label if row is None else action.row_label),
             sentence=str(action.sentence),
             warning=str(LOSE) if takes else "",
             facts=facts,
@@ -239,11 +234,12 @@ def _of_list(action: Action) -> Callable[..., HttpResponseBase | None]:
 
     @admin.action(permissions=["operate"], description=label)
     def run(model_admin: ClaimActions, request: HttpRequest, rows: Any) -> HttpResponseBase | None:
-        sent = {name: request.POST.getlist(name) for name in SENT}
-        asks = action.takes(Status.PROCESSING) or sent["select_across"] == ["1"]
-        if asks or CONFIRMED in request.POST:
-            return model_admin.claim_act(request, action, claims_of(rows), hidden=sent)
-        run_action(request, action, claims_of(rows), model_admin=model_admin)
+        sent, claims = {name: request.POST.getlist(name) for name in SENT}, claims_of(rows)
+        # Of a few rows that nobody has to name, nothing is asked.
+        asks = action.stores_reason or "1" in sent["select_across"] or CONFIRMED in request.POST
+        if asks or any(state in NAMED and action.takes(state) for state in states_of(claims)):
+            return model_admin.claim_act(request, action, claims, hidden=sent)
+        run_action(request, action, claims, model_admin=model_admin)
         return None
 
     run.__name__ = f"claim_{action.slug.replace('-', '_')}"
@@ -281,9 +277,8 @@ def run_action(
             work.changed = []
     finally:
         # Also where an error of the project's own ends it, out of a permission that it asks for, say.
-        who: dict[str, Any] = {"by": str(request.user), "user": request.user, "reason": reason}
-        changed = sum(work.changed)
-        record_action(rows.model, action.name, rows=changed, key=work.key, using=rows.db, **who)
+        facts: dict[str, Any] = {"by": request.user, "reason": reason, "using": rows.db}
+        record_action(rows.model, action.name, rows=sum(work.changed), key=work.key, **facts)
     messages.add_message(request, *work.message())
     return work.is_over
 
@@ -374,24 +369,15 @@ def states_of(rows: models.QuerySet[models.Model]) -> Counter[str]:
     return Counter(rows.order_by().values_list(status, flat=True)[: MOST + 1])
 
 
-def describe_rows(request: HttpRequest, rows: Rows) -> tuple[list[str], Collection[str]]:
+def describe_rows(rows: Rows) -> tuple[list[str], Collection[str]]:
     """Say which rows they are where they are few, else how many in which states; with the states that they may have."""
     few = list(rows[: FEW + 1])
     if len(few) <= FEW:
-        Look(rows.db, request, few)
-        facts = [describe_row(row) for row in few] or [_("There are none.")]
-        return facts, {RowFacts(row).status for row in few}
+        look_at(few, rows.db)
+        texts = [(Truncator(str(row)).chars(60), summary(facts_of(row))) for row in few]
+        facts: list[str] = [format_html("{} {}", *text) for text in texts]
+        return facts or [_("There are none.")], {facts_of(row).status for row in few}
     states = states_of(rows)
     if states.total() > MOST:
         return [_("More than %(number)s rows") % {"number": number(MOST)}], list(Status)
     return [f"{number(states[one])} {STATES[one]}" for one in STATES if states[one]], states
-
-
-def describe_row(row: models.Model) -> str:
-    """Say in which state the row is, and who holds it."""
-    facts = RowFacts(row)
-    text = _("%(row)s is %(state)s.")
-    if facts.is_held:
-        text = _("%(row)s is %(state)s, held by %(holder)s.")
-    state, holder = STATES[facts.kind], holder_text(facts.holder)
-    return text % {"row": Truncator(str(row)).chars(60), "state": state, "holder": holder}

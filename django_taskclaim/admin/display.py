@@ -3,15 +3,13 @@
 The columns of a row are read by their roles, and seen at one moment of the database's clock.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 from django.contrib import admin
 from django.db import DEFAULT_DB_ALIAS, models
-from django.http import HttpRequest
-from django.template.loader import render_to_string
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
@@ -19,14 +17,15 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.permissions import Base
-from django_taskclaim.columns import claim_columns, has_ranges, is_companion, source_key_text
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.control.reading import history
 from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Status
-from django_taskclaim.templatetags.taskclaim_admin import holder_text
+from django_taskclaim.templatetags.taskclaim_admin import ago, holder_text
 
 #: So much of an error's text stands in a list.
 GLIMPSE = 90
@@ -48,34 +47,29 @@ STATES: Mapping[str, Any] = {
 
 # What there is to say of a row
 
+#: Where an instance keeps its facts once a page has looked at it.
+FACTS = "_taskclaim_facts"
 
-class Look:
-    """One page's look at rows: the clock is read once for all of them, when the first is shown."""
 
-    #: Where an instance keeps the look that it is shown under.
-    KEPT = "_taskclaim_look"
+def look_at(rows: Iterable[models.Model], alias: str) -> None:
+    """Read the claim columns of all rows of a page at one moment of the database's clock."""
+    now, name = database_time(alias), cache(holder_text)
+    for row in rows:
+        row.__dict__[FACTS] = RowFacts(row, now, name)
 
-    def __init__(self, alias: str, request: HttpRequest | None, rows: Iterable[Any]) -> None:
-        self.alias = alias
-        #: Who looks; None where nobody knows, and then nobody may do anything.
-        self.request = request
-        for row in rows:
-            row.__dict__[self.KEPT] = self
 
-    @cached_property
-    def now(self) -> datetime:
-        return database_time(self.alias)
-
-    @classmethod
-    def at(cls, row: models.Model) -> "Look":
-        """Return the look that the row is shown under; one of its own where no page has given it one."""
-        return row.__dict__.get(cls.KEPT) or cls(row._state.db or DEFAULT_DB_ALIAS, None, [row])
+def facts_of(row: models.Model) -> "RowFacts":
+    """Return the facts of a row, also of one that no page has looked at."""
+    if FACTS not in row.__dict__:
+        look_at([row], row._state.db or DEFAULT_DB_ALIAS)
+    facts: RowFacts = row.__dict__[FACTS]
+    return facts
 
 
 class RowFacts:
     """The claim columns of a row as they are read; those that its model does not have are None, or an empty text."""
 
-    def __init__(self, row: models.Model) -> None:
+    def __init__(self, row: models.Model, now: datetime, name: Callable[[str], str]) -> None:
         columns = claim_columns(type(row))
 
         def read(role: str) -> Any:
@@ -83,10 +77,12 @@ class RowFacts:
             value = None if field is None else getattr(row, field.attname)
             return as_utc(value) if isinstance(value, datetime) else value
 
-        self.now = Look.at(row).now
+        self.now = now
         self.max_attempts = policy_for(type(row)).max_attempts
         self.status = str(read("status"))
+        #: As it is stored, and as people read it.
         self.holder: str = read("claimed_by") or ""
+        self.holder_name = name(self.holder)
         self.iteration: int = read("iteration")
         self.claimed_at: datetime | None = read("claimed_at")
         self.expires_at: datetime | None = read("expires_at")
@@ -98,6 +94,8 @@ class RowFacts:
         message, _newline, rest = (read("last_error") or "").strip().partition("\n")
         #: What the error says in its first line, and the rest of the text: the traceback, where one is stored.
         self.error, self.error_rest = message.strip(), rest.strip("\n")
+        #: What a list offers to do to the row, as django-admin-actions draws it.
+        self.buttons: list[dict[str, str]] = []
 
     @property
     def kind(self) -> str:
@@ -150,7 +148,7 @@ def held(facts: RowFacts) -> str:
     if not facts.holder:
         return ""
     words = {
-        "holder": holder_text(facts.holder),
+        "holder": facts.holder_name,
         "time": format_duration(facts.left or timedelta()),
     }
     if not facts.is_held:
@@ -193,55 +191,48 @@ def error_glimpse(facts: RowFacts) -> str:
     return format_html(shape, facts.error_class, name, message)
 
 
-def summary(facts: RowFacts) -> SafeString:
-    """Return all that a list tells of a claim: its state, and below it a line for each thing."""
-    lines = [pill(facts.kind), held(facts), tried(facts), error_glimpse(facts)]
-    spans = format_html_join("", "<span>{}</span>", ((line,) for line in lines if line))
-    return format_html('<div class="taskclaim-told">{}</div>', spans)
+def ended(facts: RowFacts) -> str:
+    """Return how long ago a row was completed, or began its last try; nothing of others."""
+    at = facts.completed_at or facts.claimed_at
+    is_over = facts.status in (Status.COMPLETE, Status.FAILED)
+    return ago(facts.now - at) if is_over and at else ""
+
+
+def summary(facts: RowFacts, *, all_of_it: bool = False) -> SafeString:
+    """Return what one line tells of a claim: its state, error, holder, tries and time.
+
+    Of a row that is over, only *all_of_it* names the holder and the tries.
+    """
+    parts = [error_glimpse(facts), ended(facts)]
+    if all_of_it or not parts[1]:
+        parts[1:1] = [held(facts), tried(facts)]
+    spans = format_html_join("", "<span>{}</span>", ((part,) for part in parts if part))
+    return format_html('<div class="taskclaim-told">{}{}</div>', pill(facts.kind), spans)
 
 
 #: The events of a row's history with which a claim begins; every other ends one.
 BEGINNINGS = {"claimed", "handed over", "taken over"}
 
 
-def details(row: models.Model) -> SafeString:
-    """Return all that a page tells of a claim, and of a companion's source or a range of keys."""
-    facts, kind, since, steps = RowFacts(row), type(row), None, []
-    for event in history(kind, row.pk, using=Look.at(row).alias):
-        steps.append((event, since and event.at - since))
+def steps_of(row: models.Model, alias: str) -> Iterator[tuple[ClaimEvent, timedelta | None]]:
+    """Yield the history of a row, and with what ends a claim how long it was held."""
+    since = None
+    for event in history(type(row), row.pk, using=alias):
+        yield event, since and event.at - since
         since = event.at if event.event in BEGINNINGS else None
-    context = {
-        "source": source_key_text(row) if is_companion(kind) else "",
-        "range": row if has_ranges(kind) else None,
-        "facts": facts,
-        "state": pill(facts.kind),
-        "held": held(facts),
-        "tried": tried(facts),
-        "steps": steps,
-    }
-    return render_to_string("admin/taskclaim/claim.html", context)
 
 
 # As a ModelAdmin names it
 
 
 class ClaimDisplay(Base):
-    """The columns that a list may show of a claim, and the field of the page that tells all of it."""
+    """The columns that a list may show of a claim."""
 
     @admin.display(description=gettext_lazy("state"))
     def claim_state(self, obj: models.Model) -> SafeString:
-        return pill(RowFacts(obj).kind)
+        return pill(facts_of(obj).kind)
 
     @admin.display(description=gettext_lazy("claim"))
     def claim_summary(self, obj: models.Model) -> SafeString:
-        """State, holder, tries and error in one column."""
-        return summary(RowFacts(obj))
-
-    @admin.display(description=gettext_lazy("source key"))
-    def claim_source(self, obj: models.Model) -> str:
-        """Return the key of a companion's source, also where that row is gone; nothing is asked for it."""
-        return source_key_text(obj) or self.get_empty_value_display()
-
-    @admin.display(description=gettext_lazy("details"))
-    def claim_details(self, obj: models.Model) -> SafeString:
-        return details(obj)
+        """State, error, holder, tries and time in one column."""
+        return summary(facts_of(obj))

@@ -1,8 +1,9 @@
 """Filters of the list by what the claim columns mean, and the paginator of large tables.
 
-Each filter asks only what the claim index can answer; the price of a count does not grow with the table.
+Filters ask only what the claim index can answer; the price of a count does not grow with the table.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,15 +12,17 @@ from django.core.paginator import Paginator
 from django.db import connections, models
 from django.http import HttpRequest
 from django.utils.functional import cached_property
+from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.display import EXPIRED, STATES, WAITING
 from django_taskclaim.columns import ClaimColumns, claim_columns
 from django_taskclaim.db import dialect_for
+from django_taskclaim.monitoring.counts import count_rows
 from django_taskclaim.querysets.scope import is_expired, is_waiting
 from django_taskclaim.states import WORKER_MARK, Status
-from django_taskclaim.templatetags.taskclaim_admin import holder_text, number
+from django_taskclaim.templatetags.taskclaim_admin import holder_text, number, short
 
 #: So many running, or failed, rows are looked through for choices to offer.
 LOOKED_THROUGH = 5_000
@@ -32,7 +35,7 @@ Rows = models.QuerySet[Any]
 
 
 class ClaimFilter(SimpleListFilter):
-    """A filter that knows where the model keeps its claim columns."""
+    """A filter that knows where the model keeps its claim columns; the list draws it above its rows."""
 
     def __init__(
         self, request: HttpRequest, params: Any, model: type[models.Model], model_admin: Any
@@ -48,13 +51,8 @@ class ClaimFilter(SimpleListFilter):
     def matching(self, rows: Rows, value: str) -> Rows:
         raise NotImplementedError
 
-    def in_state(self, rows: Rows, status: Status, **more: object) -> Rows:
+    def in_state(self, rows: Rows, status: str, **more: object) -> Rows:
         return rows.filter(**{self.columns.status.name: status}, **more)
-
-    def found(self, model_admin: Any, request: HttpRequest, status: Status, field: Any) -> set[str]:
-        """Return the different values of *field* among the first rows in a state."""
-        rows = self.in_state(model_admin.get_queryset(request), status).order_by()
-        return set(filter(None, rows.values_list(field.name, flat=True)[:LOOKED_THROUGH]))
 
 
 class StateFilter(ClaimFilter):
@@ -63,55 +61,74 @@ class StateFilter(ClaimFilter):
     title = gettext_lazy("state")
     parameter_name = "claim_state"
 
-    def lookups(self, request: HttpRequest, model_admin: object) -> Choices:
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
+        rows, counts = model_admin.get_queryset(request), dict[str, str]()
+        if not rows.query.where:
+            known = count_rows(rows.model, rows.db)
+            for status in Status:
+                n = getattr(known.progress, status)
+                counts[status] = f"≈ {short(n)}" if status in known.estimated else number(n)
         kinds = [kind for kind in STATES if kind != WAITING or self.columns.not_before]
-        return [(kind, str(STATES[kind])) for kind in kinds]
+        shape = '<span class="taskclaim-is-{}">{}</span> <b>{}</b>'
+        return [(one, format_html(shape, one, STATES[one], counts.get(one, ""))) for one in kinds]
 
     def matching(self, rows: Rows, value: str) -> Rows:
         if value == WAITING:
             return self.in_state(rows, Status.OPEN).filter(is_waiting(self.columns))
         if value == EXPIRED:
             return rows.filter(is_expired(self.columns))
-        return self.in_state(rows, Status(value)) if value in Status else rows
+        return self.in_state(rows, value) if value in Status else rows
 
 
-class HolderFilter(ClaimFilter):
+class GroupFilter(ClaimFilter):
+    """By what a column has of rows in one state; the choices are found among the first of them."""
+
+    status: Status
+    role: str
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
+        field = getattr(self.columns, self.role)
+        if field is None:
+            return []
+        rows = self.in_state(model_admin.get_queryset(request), self.status).order_by()
+        values = rows.values_list(field.name, flat=True)[:LOOKED_THROUGH]
+        # All batches of a worker share the part up to its mark.
+        groups = Counter("".join(value.partition(WORKER_MARK)[:2]) for value in values if value)
+        most = sorted(groups.most_common(MOST_CHOICES))
+        return [(value, f"{self.words(value)} {number(n)}") for value, n in most]
+
+    def matching(self, rows: Rows, value: str) -> Rows:
+        lookup = "__startswith" if value.endswith(WORKER_MARK) else ""
+        named = {f"{getattr(self.columns, self.role).name}{lookup}": value}
+        return self.in_state(rows, self.status, **named)
+
+    def words(self, value: str) -> str:
+        raise NotImplementedError
+
+
+class HolderFilter(GroupFilter):
     """By who holds rows now; the batches of one worker process are one holder."""
 
     title = gettext_lazy("holder")
     parameter_name = "claim_holder"
+    status, role = Status.PROCESSING, "claimed_by"
 
-    def lookups(self, request: HttpRequest, model_admin: object) -> Choices:
-        held = self.found(model_admin, request, Status.PROCESSING, self.columns.claimed_by)
-        # All batches of a worker share the part up to its mark.
-        parts = [holder.partition(WORKER_MARK) for holder in held]
-        names = sorted({process + mark for process, mark, _batch in parts})
-        return [(name, holder_text(name)) for name in names[:MOST_CHOICES]]
-
-    def matching(self, rows: Rows, value: str) -> Rows:
-        lookup = "__startswith" if value.endswith(WORKER_MARK) else ""
-        named = {f"{self.columns.claimed_by.name}{lookup}": value}
-        return self.in_state(rows, Status.PROCESSING, **named)
+    def words(self, value: str) -> str:
+        return holder_text(value)
 
 
-class ErrorFilter(ClaimFilter):
+class ErrorFilter(GroupFilter):
     """By the class of the error that failed rows ended with."""
 
     title = gettext_lazy("failed with")
     parameter_name = "claim_error"
+    status, role = Status.FAILED, "error_class"
 
-    def lookups(self, request: HttpRequest, model_admin: object) -> Choices:
-        if self.columns.error_class is None:
-            return []
-        found = self.found(model_admin, request, Status.FAILED, self.columns.error_class)
-        return [(name, name.rpartition(".")[2]) for name in sorted(found)[:MOST_CHOICES]]
-
-    def matching(self, rows: Rows, value: str) -> Rows:
-        field = self.columns.error_class
-        return rows if field is None else self.in_state(rows, Status.FAILED, **{field.name: value})
+    def words(self, value: str) -> str:
+        return value.rpartition(".")[2]
 
 
-FILTERS: tuple[type[ClaimFilter], ...] = (StateFilter, HolderFilter, ErrorFilter)
+FILTERS: tuple[type[ClaimFilter], ...] = (StateFilter, ErrorFilter, HolderFilter)
 
 
 def order_of(model: type[models.Model], asked: Mapping[str, object], alias: str) -> list[str]:

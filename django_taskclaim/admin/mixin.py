@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.contrib import admin
-from django.contrib.admin.utils import flatten_fieldsets
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
@@ -13,23 +12,26 @@ from django.http import HttpRequest
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
+from django.utils.http import urlencode
 from django.utils.text import capfirst
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext as _
 
-from django_taskclaim.admin.actions import CLAIM_ACTIONS, ClaimActions, alias_of
+from django_taskclaim.admin.actions import CLAIM_ACTIONS, FILTERS_KEPT, ClaimActions, alias_of
 from django_taskclaim.admin.control_room.mounting import register
 from django_taskclaim.admin.control_room.snapshot import pause_sentence
-from django_taskclaim.admin.display import ClaimDisplay, Look
-from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, order_of
+from django_taskclaim.admin.display import ClaimDisplay, facts_of, look_at, steps_of, summary
+from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, ClaimFilter, order_of
 from django_taskclaim.columns import (
     LINK,
     claim_columns,
     has_claim_columns,
     has_ranges,
     is_companion,
+    source_key_text,
 )
 from django_taskclaim.findings import message
 from django_taskclaim.models import Switch
+from django_taskclaim.states import Status
 from django_taskclaim.switch import stops_of
 
 if TYPE_CHECKING:
@@ -54,9 +56,6 @@ else:
 
 #: What a list tells of a claim: all in one column, unless the user has named the one that shows the state alone.
 SUMMARY, STATE = "claim_summary", "claim_state"
-
-#: The field of the page that tells all of a claim.
-DETAILS = "claim_details"
 
 
 class _Tuples(ModelAdmin):
@@ -114,8 +113,6 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
         shown = [one for one in super().get_list_display(request) if one != "actions_holder"]
         if {SUMMARY, STATE}.isdisjoint(shown):
             shown.insert(1, SUMMARY)
-        if is_companion(self.model) and {LINK, "claim_source"}.isdisjoint(shown):
-            shown.insert(1, "claim_source")
         buttons = ["actions_holder"] if self.has_operate_permission(request) else []
         return (*shown, *buttons)
 
@@ -133,59 +130,51 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         changes = super().get_changelist_instance(request)
-        Look(alias_of(changes.queryset), request, changes.result_list)
+        look_at(changes.result_list, alias_of(changes.queryset))
+        query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()})
+        for row in changes.result_list:
+            # Nothing is made for a complete row; its page has what asks for a tick.
+            if (facts := facts_of(row)).status != Status.COMPLETE:
+                facts.buttons = list(self.claim_row_buttons(request, row, query=query))[:1]
         return changes
 
     @admin.display(description="")
     def actions_holder(self, instance: Any) -> str:
-        """Return the buttons of one row of the list, and those that the user has declared; none without a look."""
-        request = Look.at(instance).request
-        if request is None:
-            return ""
-        buttons = list(self.claim_row_buttons(request, instance, on_page=False))
+        """Return the buttons of one row of the list, and those that the user has declared."""
         template = "admin/change_list_item_object_tools.html"
-        ours = render_to_string(template, {"actions_row": buttons})
+        ours = render_to_string(template, {"actions_row": facts_of(instance).buttons})
         return ours + str(super().actions_holder(instance))
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
-        response = super().changelist_view(request, extra_context)
-        context = response.context_data if isinstance(response, TemplateResponse) else None
-        if context is not None and "cl" in context:
-            pauses = stops_of(self.model, using=alias_of(context["cl"].queryset)).pauses
-            context["actions_list"] = [
-                *context.get("actions_list", ()),
-                *self.claim_list_buttons(request, pauses),
-            ]
-            count = getattr(context["cl"].paginator, "note", "")
-            notes = [note for note in (*map(describe_pause, pauses), count) if note]
-            context["subtitle"] = context.get("subtitle") or capfirst("; ".join(notes)) or None
-        return response
+        response: Any = super().changelist_view(request, extra_context)
+        context = getattr(response, "context_data", None)
+        if context is None or "cl" not in context:
+            return response
+        changes = context["cl"]
+        pauses = stops_of(self.model, using=alias_of(changes.queryset)).pauses
+        ours = [spec for spec in changes.filter_specs if isinstance(spec, ClaimFilter)]
+        changes.filter_specs = [spec for spec in changes.filter_specs if spec not in ours]
+        changes.has_filters = bool(changes.filter_specs)
+        notes = [*map(describe_pause, pauses), getattr(changes.paginator, "note", "")]
+        context["subtitle"] = (
+            context.get("subtitle") or capfirst("; ".join(filter(None, notes))) or None
+        )
+        context["claim_filters"] = [(spec.title, list(spec.choices(changes))) for spec in ours]
+        context["claim_menu"] = list(self.claim_list_buttons(request, pauses))
+        return extended(response, "change_list.html")
 
     # The change page
 
     def get_readonly_fields(self, request: HttpRequest, obj: object = None) -> list[Any]:
-        """Return what no form may write: the claim columns, what describes them, and a companion's source."""
+        """Return what no form may write: the claim columns, and a companion's source."""
         own = list(super().get_readonly_fields(request, obj))
         # With another source, a row would be done that nobody did.
         link = [LINK] if obj is not None and is_companion(self.model) else []
-        return list(dict.fromkeys([*own, *raw_names(self.model), *link, DETAILS]))
+        return list(dict.fromkeys([*own, *raw_names(self.model), *link]))
 
     def get_fields(self, request: HttpRequest, obj: object = None) -> Any:
-        fields = super().get_fields(request, obj)
-        ours = [*raw_names(self.model), DETAILS]
+        fields, ours = super().get_fields(request, obj), raw_names(self.model)
         return fields if self.fields else [name for name in fields if name not in ours]
-
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> list[Any]:
-        """Return the user's parts, and behind them one for the claim of a row, unless the user has placed it."""
-        sets: list[Any] = list(super().get_fieldsets(request, obj))
-        claim = (_("Claim"), {"fields": [DETAILS], "classes": ("taskclaim-claim",)})
-        return sets if obj is None or DETAILS in flatten_fieldsets(sets) else [*sets, claim]
-
-    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> object:
-        row = super().get_object(request, object_id, from_field)
-        if row is not None:
-            Look(alias_of(self.get_queryset(request)), request, [row])
-        return row
 
     def render_change_form(
         self,
@@ -196,16 +185,34 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
         form_url: str = "",
         obj: Any = None,
     ) -> Any:
-        if obj is not None:
-            buttons = self.claim_row_buttons(request, obj, on_page=True)
-            context["actions_list"] = [*context.get("actions_list", ()), *buttons]
-        return super().render_change_form(request, context, add, change, form_url, obj)
+        response: Any = super().render_change_form(request, context, add, change, form_url, obj)
+        if obj is None:
+            return response
+        alias = alias_of(self.get_queryset(request))
+        look_at([obj], alias)
+        response.context_data |= {
+            "claim": facts_of(obj),
+            "claim_summary": summary(facts_of(obj), all_of_it=True),
+            "claim_buttons": list(self.claim_row_buttons(request, obj)),
+            "claim_steps": list(steps_of(obj, alias)),
+            "claim_source": source_key_text(obj),
+            "claim_range": obj if has_ranges(self.model) else None,
+        }
+        return extended(response, "change_form.html")
 
     # Addresses
 
     def get_urls(self) -> list[URLPattern]:
         urls: list[Any] = super().get_urls()
         return [*self.claim_urls(), *urls]
+
+
+def extended(response: TemplateResponse, name: str) -> TemplateResponse:
+    """Return *response* with our template, which extends the one that it would have been drawn with."""
+    context: Any = response.context_data
+    context["claim_base"] = response.resolve_template(response.template_name)
+    response.template_name = f"admin/taskclaim/{name}"
+    return response
 
 
 def describe_pause(switch: Switch) -> str:

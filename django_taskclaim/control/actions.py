@@ -19,27 +19,37 @@ NAMED: dict[str, str] = {Status.PROCESSING: "running", Status.COMPLETE: "complet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
+class Instruction:
+    """One thing that an operator can do; by itself what is asked of workers: of one process, a model's, or all."""
+
+    #: How the audit or the command stores it.
+    name: str
+    label: Text
+    #: What the page that asks says, and whether something running is touched.
+    sentence: Text = ""
+    danger: bool = False
+    #: What the record says of it: what has become of the rows, or what a worker was told.
+    done: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action(Instruction):
     """One thing that an operator can do to rows."""
 
-    #: How the audit stores it, and how addresses of the admin name it.
-    name: str
-    slug: str = ""
-    #: What a list calls it, and what a button of one row does; without one it has no such button.
-    label: Text
+    #: What a button does to one row, and what one does to all rows of a model; without a label there is no such button.
     row_label: Text = ""
-    #: What the page that asks says.
-    sentence: Text = ""
-    #: What has become of the rows.
-    done: Text
+    all_label: Text = ""
     #: The states of rows that it changes, and those of which only when they are named.
     states: frozenset[str]
     named: tuple[str, ...] = ()
     verb: Callable[..., Any]
     #: Whether the reason is stored in the rows, as their error.
     stores_reason: bool = False
-    #: Whether it has a button for all rows of a model.
-    of_all: bool = False
+
+    @property
+    def slug(self) -> str:
+        """How addresses of the admin name it."""
+        return self.name.replace(" ", "-")
 
     def takes(self, status: str) -> bool:
         """Say whether it changes rows of this state, be it only when they are named."""
@@ -74,21 +84,11 @@ LOSE = gettext_lazy(
     "The holder of a running row loses it, and late writes of that holder are refused."
 )
 
-RESET_FAILED = Action(
-    name="reset",
-    slug="reset-failed",
-    label=gettext_lazy("Reset failed rows"),
-    sentence=AS_NEW,
-    done=gettext_lazy("reset"),
-    states=frozenset({Status.FAILED}),
-    verb=ClaimQuerySet.reset,
-    of_all=True,
-)
 RESET = Action(
     name="reset",
-    slug="reset",
-    label=gettext_lazy("Reset rows…"),
+    label=gettext_lazy("Reset rows"),
     row_label=gettext_lazy("Reset row"),
+    all_label=gettext_lazy("Reset failed rows"),
     sentence=AS_NEW,
     done=gettext_lazy("reset"),
     states=frozenset({Status.FAILED}),
@@ -97,7 +97,6 @@ RESET = Action(
 )
 PAUSE_ROWS = Action(
     name="pause rows",
-    slug="pause-rows",
     label=gettext_lazy("Pause rows"),
     row_label=gettext_lazy("Pause row"),
     sentence=gettext_lazy(
@@ -109,7 +108,6 @@ PAUSE_ROWS = Action(
 )
 RESUME_ROWS = Action(
     name="resume rows",
-    slug="resume-rows",
     label=gettext_lazy("Resume rows"),
     row_label=gettext_lazy("Resume row"),
     sentence=gettext_lazy(
@@ -121,8 +119,7 @@ RESUME_ROWS = Action(
 )
 RELEASE = Action(
     name="release",
-    slug="release",
-    label=gettext_lazy("Release running rows…"),
+    label=gettext_lazy("Release running rows"),
     row_label=gettext_lazy("Release row"),
     sentence=gettext_lazy("A row that is released is open again, and no try is counted."),
     done=gettext_lazy("released"),
@@ -131,8 +128,7 @@ RELEASE = Action(
 )
 FAIL = Action(
     name="fail",
-    slug="fail",
-    label=gettext_lazy("Fail rows…"),
+    label=gettext_lazy("Fail rows"),
     row_label=gettext_lazy("Fail row"),
     sentence=gettext_lazy("A row that is failed stays so until somebody resets it."),
     done=gettext_lazy("failed"),
@@ -143,7 +139,7 @@ FAIL = Action(
 )
 
 #: What can be done to rows from the admin, in the order of its menu.
-ROW_ACTIONS = (RESET_FAILED, RESET, PAUSE_ROWS, RESUME_ROWS, RELEASE, FAIL)
+ROW_ACTIONS = (RESET, PAUSE_ROWS, RESUME_ROWS, RELEASE, FAIL)
 
 PRUNE = Action(
     name="prune",
@@ -155,20 +151,6 @@ PRUNE = Action(
 
 
 # What workers are asked to do
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instruction:
-    """One thing that a person asks of all workers of a model, of those of all models, or of one worker process."""
-
-    #: How the audit or the command stores it, and how addresses of the admin name it.
-    name: str
-    label: Text
-    #: What the page that asks says, and whether something running is touched.
-    sentence: Text
-    danger: bool = False
-    #: What the record says of it, or what stands beside the worker until it has obeyed.
-    done: Text
 
 
 PAUSE = Instruction(

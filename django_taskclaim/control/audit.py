@@ -19,7 +19,7 @@ from django_taskclaim.control.actions import what_was_done
 from django_taskclaim.control.models import OperatorAct, is_on
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.formatting import counted, format_duration, format_number
-from django_taskclaim.holders import name_of, user_of
+from django_taskclaim.holders import user_of
 from django_taskclaim.models import Switch
 from django_taskclaim.signals import rows_acted_on
 from django_taskclaim.switch import (
@@ -43,25 +43,25 @@ def record_action(
     action: str,
     *,
     rows: int | None = None,
-    by: str,
+    by: object,
     reason: str = "",
-    user: Any = None,
     key: str = "",
     worker: str = "",
     using: str | Iterable[str] | None = None,
 ) -> None:
-    """Record that *by* did *action* to so many rows of *model*, or with None to all models.
+    """Record that *by*, a Django user or a name, did *action* to so many rows of *model*, or with None to all models.
 
     *rows* is None for what is done to no rows, such as a pause. *key* is the row where it was one, *worker* the process
     that got a command. *using* names the database, or several; None is the one that the model is written to. One
     INFO record is logged; an ``OperatorAct`` is stored on each database where the control app lives, and a ``LogEntry``
-    where there is a Django *user* and Django's admin. It raises nothing: what was done is not undone because its
+    of a user where there is Django's admin. It raises nothing: what was done is not undone because its
     record failed.
     """
     label = EVERY_MODEL if model is None else scope_of(model)
     what = " ".join(part for part in (label, key or worker) if part)
     of = what if rows is None else f"{counted(rows, 'row')} of {what}"
-    facts = {"act": action, "rows": rows or 0, "by": by, "reason": reason, "key": key or worker}
+    facts = {"act": action, "rows": rows or 0, "by": str(by), "reason": reason}
+    facts["key"] = key or worker
     logger.info(
         "%s by %s, %s%s",
         *(action.capitalize(), by, of, f": {reason}" if reason else ""),
@@ -77,14 +77,14 @@ def record_action(
                     model=label,
                     act=action[:50],
                     rows=rows or 0,
-                    by=storable(by, 200),
+                    by=storable(str(by), 200),
                     reason=storable(reason, 500),
                     key=storable(key or worker, 255),
                 )
-    if getattr(user, "pk", None) is not None and apps.is_installed("django.contrib.admin"):
+    if getattr(by, "pk", None) is not None and apps.is_installed("django.contrib.admin"):
         subject, done = worker or _subject(model, rows, key), what_was_done(action)
         text = f"{capfirst(done)}: {reason}" if reason else str(capfirst(done))
-        _store_entry(model or Switch, user, key, f"{subject}: {done}", text)
+        _store_entry(model or Switch, by, key, f"{subject}: {done}", text)
 
 
 @contextmanager
@@ -141,10 +141,11 @@ def record_take_over(
 ) -> None:
     """Record rows that were taken over: the verb itself is given who and why. A receiver of ``rows_acted_on``."""
     if act == "taken over":
-        user = user_of(by)
-        facts: dict[str, Any] = {"by": name_of(by, user), "user": user, "reason": reason}
         key = str(keys[0]) if len(keys) == 1 else ""
-        record_action(sender, "take over", rows=len(keys), key=key, using=using, **facts)
+        who = user_of(by) or by
+        record_action(
+            sender, "take over", rows=len(keys), by=who, reason=reason, key=key, using=using
+        )
 
 
 def listen() -> None:
@@ -159,8 +160,7 @@ def turn(
     model: type[models.Model] | None,
     *,
     off: bool,
-    by: str,
-    user: object = None,
+    by: object,
     reason: str = "",
     until: timedelta | None = None,
     using: str | None = None,
@@ -169,11 +169,10 @@ def turn(
 
     Raises ``SwitchError`` where a database could not be reached.
     """
-    how: dict[str, Any] = {"reason": reason, "by": by, "until": until} if off else {}
+    how: dict[str, Any] = {"reason": reason, "by": str(by), "until": until} if off else {}
     if off and until:
         reason = f"{reason} {_('for %(time)s') % {'time': format_duration(until)}}".strip()
-    facts: dict[str, Any] = {"by": by, "user": user, "reason": reason}
-    with _recording(model, "pause" if off else "resume", using, **facts):
+    with _recording(model, "pause" if off else "resume", using, by=by, reason=reason):
         if model is None:
             (pause_all if off else resume_all)(using=using, **how)
         else:
@@ -184,16 +183,15 @@ def change_overrides(
     model: type[models.Model],
     values: Mapping[str, object],
     *,
-    by: str,
-    user: object = None,
+    by: object,
     reason: str = "",
     using: str | None = None,
 ) -> None:
     """Set *values* as ``switch.set_overrides`` does, with its errors."""
     changed = in_words(values)
-    facts: dict[str, Any] = {"user": user, "reason": f"{changed}: {reason}" if reason else changed}
-    overrides: dict[str, Any] = {**values, "by": by}
-    with _recording(model, "settings", using, by=by, **facts):
+    why = f"{changed}: {reason}" if reason else changed
+    overrides: dict[str, Any] = {**values, "by": str(by)}
+    with _recording(model, "settings", using, by=by, reason=why):
         set_overrides(model, using=using, **overrides)
 
 

@@ -19,7 +19,7 @@ from django_taskclaim.states import WORKER_MARK
 
 
 def send_command(
-    worker_name: str, command: str, *, by: str, user: object = None, reason: str = "", using: str
+    worker_name: str, command: str, *, by: object, reason: str = "", using: str
 ) -> WorkerCommand:
     """Tell one worker process to ``drain``, ``stop`` or ``release``; it obeys within five seconds.
 
@@ -48,12 +48,12 @@ def send_command(
         worker=worker.name,
         command=command,
         reason=storable(reason, 500),
-        by=storable(by, 200),
+        by=storable(str(by), 200),
         at=DatabaseNow(),
     )
     # In the language of the person who gave the command, as the reason is.
     why = f"{action.label}: {reason}" if reason else str(action.label)
-    facts: dict[str, Any] = {"by": by, "reason": why, "user": user, "using": using}
+    facts: dict[str, Any] = {"by": by, "reason": why, "using": using}
     for model in tables_of(worker):
         record_action(model, "worker command", worker=worker.name, **facts)
     return sent

@@ -3,13 +3,12 @@
 One INSERT a batch, on the connection that changed the rows; an error is logged and changes nothing else.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.dispatch import Signal
-from django.utils.translation import gettext_noop
 
 from django_taskclaim import conf, signals
 from django_taskclaim.claim import claim_of
@@ -22,12 +21,12 @@ from django_taskclaim.error_text import class_and_text, one_line
 from django_taskclaim.states import Status
 from django_taskclaim.tables import scope_of
 
-#: What an expired lease made of its row; stored as it stands here, and translated where it is shown.
+#: What an expired lease made of its row; stored as it stands here.
 OUTCOMES = {
-    "charged": gettext_noop("put back, one try used up"),
-    "uncharged": gettext_noop("put back"),
-    "quarantined": gettext_noop("put back, to be claimed alone"),
-    "failed": gettext_noop("failed: no try was left"),
+    "charged": "put back, one try used up",
+    "uncharged": "put back",
+    "quarantined": "put back, to be claimed alone",
+    "failed": "failed: no try was left",
 }
 
 #: The signals that are written down, and their event; the others tell it themselves. Renewals are too many.
@@ -43,66 +42,41 @@ EVENTS: dict[Signal, str] = {
 }
 
 
-def _write(sender: Any, signal: Signal, using: str, **facts: Any) -> None:
-    """Write what a signal says of the rows of *sender*."""
-    if not is_kept(sender, using):
-        return
-    about = _about_keys if "keys" in facts else _about_rows
-    events = about(sender, EVENTS[signal], **facts)
-    ClaimEvent.objects.using(using).bulk_create(events, batch_size=int(conf.setting("CHUNK_SIZE")))
-
-
-def _about_rows(
-    model: Any,
-    event: str,
+def _write(
+    sender: Any,
+    signal: Signal,
+    using: str,
     *,
-    rows: Iterable[Any],
-    error: object = None,
-    to: str = "",
-    **others: object,
-) -> Iterator[ClaimEvent]:
-    detail = one_line(*class_and_text(error)) if event == "failed" else to
-    status = claim_columns(model).status.attname
-    for row in rows:
-        claim = claim_of(row)
-        if claim is None and event == "lost":
-            continue
-        found = _event(model, event, row.pk if claim is None else claim.pk, detail)
-        if event == "failed" and row.__dict__.get(status) != Status.FAILED:
-            found.event = "retried"
-        if claim is not None:
-            found.holder, found.iteration = claim.token
-        yield found
-
-
-def _about_keys(
-    model: Any,
-    event: str,
-    *,
-    keys: Sequence[object],
+    rows: Iterable[Any] = (),
+    keys: Sequence[object] = (),
     holders: Sequence[str | None] = (),
+    error: object = None,
     outcome: str = "",
     act: str = "",
-    by: str | None = None,
-    reason: str = "",
-    **others: object,
-) -> Iterator[ClaimEvent]:
-    """Yield the events of rows of which nobody has loaded an instance."""
-    detail = OUTCOMES[outcome] if outcome else reason
-    for key, holder in zip(keys, holders or [by] * len(keys), strict=True):
-        found = _event(model, event or act, key, detail)
-        found.holder = holder or ""
-        yield found
-
-
-def _event(model: Any, event: str, key: object, detail: str) -> ClaimEvent:
-    return ClaimEvent(
-        model=scope_of(model),
-        key=storable(str(key), 255),
-        event=event,
-        at=DatabaseNow(),
-        detail=storable(detail, 500),
-    )
+    by: str = "",
+    **facts: Any,
+) -> None:
+    """Write what a signal says of the rows of *sender*, or of those with these *keys*, which nobody has loaded."""
+    if not is_kept(sender, using):
+        return
+    event, detail = EVENTS[signal] or act, facts.get("to") or facts.get("reason", "")
+    if outcome:
+        detail = OUTCOMES[outcome]
+    elif signal is signals.rows_failed:
+        detail = one_line(*class_and_text(error))
+    shared = {"model": scope_of(sender), "at": DatabaseNow(), "detail": storable(detail, 500)}
+    found = [
+        ClaimEvent(key=storable(str(key), 255), event=event, holder=holder or "", **shared)
+        for key, holder in zip(keys, holders or [by] * len(keys), strict=True)
+    ]
+    status = claim_columns(sender).status.attname
+    for row in rows:
+        is_back = event == "failed" and row.__dict__.get(status) != Status.FAILED
+        one = ClaimEvent(event="retried" if is_back else event, **shared)
+        if claim := claim_of(row):
+            one.key, (one.holder, one.iteration) = storable(str(claim.pk), 255), claim.token
+            found.append(one)
+    ClaimEvent.objects.using(using).bulk_create(found, batch_size=int(conf.setting("CHUNK_SIZE")))
 
 
 def listen(**changed: object) -> None:

@@ -11,6 +11,7 @@ from django.utils.translation import ngettext
 from django_taskclaim.control.actions import what_was_done
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
+from django_taskclaim.holders import name_of
 from django_taskclaim.states import WORKER_MARK
 
 register = Library()
@@ -115,11 +116,11 @@ def ago(duration: timedelta) -> str:
 
 @register.filter("holder")
 def holder_text(claimed_by: str) -> str:
-    """Return ``worker-3 on web-2`` of a worker's ``<name>@<host>[:<pid>]#<random>``; people keep their names."""
+    """Return ``worker-3 on web-2`` of a worker's ``<name>@<host>[:<pid>]#<random>``; people have theirs."""
     process, mark, _batch = claimed_by.partition(WORKER_MARK)
     name, at, place = process.rpartition("@")
     if not mark or not at:
-        return claimed_by
+        return name_of(claimed_by)
     host, _colon, pid = place.rpartition(":")
     worker = _("process %(pid)s") % {"pid": name} if name.isdigit() else name
     return _("%(worker)s on %(host)s") % {

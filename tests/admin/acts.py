@@ -81,12 +81,12 @@ def acts_of(action: Action) -> Iterator[Act]:
         where = lambda rows: address(Photo)  # noqa: E731
         yield Act(f"{own} {name}", where, typed, chosen | more, action.name, action=own)
     states = {*action.states, *(state for state, name in NAMED.items() if name in action.named)}
-    for state in sorted(states) if action.row_label else ():
+    for state in sorted(states):
         kind = KINDS[state][0]
         at = lambda rows, kind=kind: act_on(Photo, slug, rows[kind])  # noqa: E731
         typed = WHY | ({NAMED[state]: "on"} if state in NAMED else {})
         yield Act(f"button {slug} of {kind}", at, typed, {kind: end}, action.name)
-    if action.of_all:
+    if action.all_label:
         yield Act(f"list {slug}", lambda rows: act_on(Photo, slug), WHY, chosen, action.name)
 
 

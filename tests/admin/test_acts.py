@@ -164,7 +164,7 @@ def test_buttons_and_actions_find_rows_by_any_key(boss: Client, in_states: Any, 
     perform(boss, act_on(model, "pause-rows", rows["open"]), {"reason": "r"})
     assert facts(rows["open"]).status == "paused"
     assert recorded()[-1][5] == str(rows["open"].pk)[:255]
-    answer = boss.post(address(model), chosen("claim_reset_failed", *rows.values()))
+    answer = run_action(boss, address(model), chosen("claim_reset", *rows.values()))
     assert facts(rows["failed"]).status == "open"
     assert "1 row was reset. Left alone: 1 complete, " in said(answer)
     assert "2 running" in said(answer)
@@ -175,11 +175,11 @@ def retry(client: Client) -> Any:
 
 
 def button(client: Client) -> Any:
-    return client.post(act_on(Photo, "reset-failed"), {"reason": "why"})
+    return client.post(act_on(Photo, "reset"), {"reason": "why"})
 
 
 def action(client: Client) -> Any:
-    sent = chosen("claim_reset_failed", Photo.objects.earliest("pk"), select_across="1")
+    sent = chosen("claim_reset", Photo.objects.earliest("pk"), select_across="1")
     return run_action(client, address(Photo), sent)
 
 

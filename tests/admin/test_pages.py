@@ -53,6 +53,9 @@ def test_holder_lease_tries_and_error_are_shown_in_plain_words(
         pause(Photo, by="eve", until=600)
         page = text_of(boss.get(address(Photo)))
         for words in (
+            r"open 2 waiting running 2 expired complete 1 failed 1 paused 1 ",
+            r"Failed with LookupError 1 ",
+            r"Holder .*worker-3 on web-2 1 .*Queue Reset failed rows ",
             r"Paused by eve since",
             r"held by worker-3 on web-2, \d+ (min|s) left",
             r"try 1 of 5",
@@ -64,7 +67,7 @@ def test_holder_lease_tries_and_error_are_shown_in_plain_words(
         assert "Traceback" not in page
         for state, words in (
             ("complete", "Claimed at .*Completed at "),
-            ("failed", "LookupError gone"),
+            ("failed", "failed LookupError gone .*Reset row .*Traceback.* Url"),
             ("expired", "Claimed at .*Expires at "),
             ("waiting", r"next in \d min"),
         ):
@@ -199,6 +202,7 @@ def test_a_large_table_is_never_counted_to_its_end(
         page = boss.get(f"{address(Photo)}?{query}")
     assert "More than 15 rows" in text_of(page)
     counts = [one["sql"] for one in sent if "COUNT(" in one["sql"]]
-    counts = [one for one in counts if "testapp_photo" in one]
+    # Those by state are estimated where the table is large.
+    counts = [one for one in counts if "testapp_photo" in one and "GROUP BY" not in one]
     assert counts
     assert all("LIMIT" in one for one in counts)

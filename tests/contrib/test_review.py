@@ -239,7 +239,7 @@ def test_an_article_of_a_colleague_is_taken_over_with_a_reason_that_is_recorded(
         ben.take_over(held, "she is ill")
     assert facts(Article.objects.get(pk=held)).claimed_by == ben.who
     act = OperatorAct.objects.get()
-    assert (act.act, act.by, act.key) == ("take over", "Ben Okri", str(held))
+    assert (act.act, act.by, act.key) == ("take over", "ben", str(held))
     assert act.reason == "she is ill"
 
 

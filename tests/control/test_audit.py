@@ -69,14 +69,13 @@ def test_the_admins_recent_actions_name_the_act_and_link_to_its_row(client: Any)
     """The entry of a proxy is its own, so its history page finds it."""
     (photo,) = make(Photo, 1)
     user = User.objects.create_superuser("ada")
-    facts: dict[str, Any] = {"by": "ada", "user": user}
-    record_action(PhotoProxy, "reset", rows=1, reason="again", key=str(photo.pk), **facts)
+    record_action(PhotoProxy, "reset", rows=1, reason="again", key=str(photo.pk), by=user)
     entry = LogEntry.objects.get()
     types = ContentType.objects
     assert entry.content_type == types.get_for_model(PhotoProxy, for_concrete_model=False)
     assert entry.get_change_message() == "Reset: again"
-    record_action(Photo, "reset", rows=1204, **facts)
-    record_action(Photo, "reset", rows=1, key=str(photo.pk), **facts)
+    record_action(Photo, "reset", rows=1204, by=user)
+    record_action(Photo, "reset", rows=1, key=str(photo.pk), by=user)
     assert LogEntry.objects.earliest("pk").get_admin_url() is None
     client.force_login(user)
     page = client.get(reverse("admin:index")).content.decode()

@@ -64,7 +64,7 @@ from django_taskclaim.control.actions import (
     GIVE_BACK,
     PAUSE,
     RELEASE,
-    RESET_FAILED,
+    RESET,
     RESUME,
     WORKER_COMMANDS,
     Instruction,
@@ -200,7 +200,7 @@ class OverviewPage:
 
         def run(answer: Answer) -> HttpResponseBase:
             try:
-                turn(self.model, off=off, by=str(request.user), user=request.user, **answer)
+                turn(self.model, off=off, by=request.user, **answer)
             except TaskClaimError as error:
                 messages.error(request, str(error))
             else:
@@ -387,9 +387,9 @@ class ModelPage(OverviewPage):
     def _send(
         self, request: HttpRequest, worker: WorkerProcess, action: Instruction, reason: str
     ) -> None:
-        facts: dict[str, Any] = {"by": str(request.user), "user": request.user, "reason": reason}
+        facts: dict[str, Any] = {"by": request.user, "reason": reason, "using": self.alias}
         try:
-            send_command(worker.name, action.name, using=self.alias, **facts)
+            send_command(worker.name, action.name, **facts)
         except ValidationError as error:
             messages.error(request, " ".join(error.messages))
         else:
@@ -410,10 +410,10 @@ class ModelPage(OverviewPage):
         return self.show(request, form=form)
 
     def _change(self, request: HttpRequest, form: SettingsForm) -> bool:
-        facts = {"by": str(request.user), "reason": form.cleaned_data["reason"]}
+        reason = form.cleaned_data["reason"]
         try:
             if form.values:
-                change_overrides(self.model, form.values, user=request.user, **facts)
+                change_overrides(self.model, form.values, by=request.user, reason=reason)
         except ValueError as error:
             form.add_error("lease", str(error))
         except (Error, TaskClaimError) as error:
@@ -456,7 +456,7 @@ class ModelPage(OverviewPage):
         which = ", ".join(filter(None, [group.error, name]))
         is_over = run_action(
             request,
-            RESET_FAILED,
+            RESET,
             rows,
             model_admin=self.model_admin,
             keys=keys,
@@ -470,9 +470,8 @@ class ModelPage(OverviewPage):
             raise PermissionDenied
         if request.method != "POST":
             return self.back(request)
-        who: dict[str, Any] = {"by": str(request.user), "user": request.user}
         group = request.POST.get("group", "")
-        record_action(self.model, "export", reason=group, using=self.alias, **who)
+        record_action(self.model, "export", reason=group, using=self.alias, by=request.user)
         lines = exported(self.rows(request), group)
         # Django reads what is not asynchronous whole before an ASGI server sends it.
         sent = _asynchronous(lines) if isinstance(request, ASGIRequest) else lines
