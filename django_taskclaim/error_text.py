@@ -74,7 +74,7 @@ def redact(text: str, *, keep_end: bool = False) -> str:
     """
     shown = _clean(_cut(text, SEEN, keep_end=keep_end))
     path = conf.setting("REDACT")
-    if not path or not shown:
+    if path is None or not shown:
         return shown
     shown, fault = _call_hook(path, shown)
     if fault:
@@ -89,7 +89,7 @@ def redact(text: str, *, keep_end: bool = False) -> str:
 def redaction_fault() -> str:
     """Return in words what is wrong with the hook, tried on a harmless text; empty where there is none, or no fault."""
     path = conf.setting("REDACT")
-    return _call_hook(path, "a text to redact")[1] if isinstance(path, str) else ""
+    return "" if path is None else _call_hook(path, "a text to redact")[1]
 
 
 def log(
@@ -107,7 +107,7 @@ def log(
     """
     own = "" if raised is None else _raw_text(raised)
     is_plain = len(own) <= SEEN and own == _clean(own)
-    if raised is None or (is_plain and not conf.setting("REDACT")):
+    if raised is None or (is_plain and conf.setting("REDACT") is None):
         logger.log(level, message, *args, exc_info=raised, extra=extra, stacklevel=2)
     elif logger.isEnabledFor(level):
         name, text = class_and_text(raised)

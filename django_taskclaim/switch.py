@@ -124,7 +124,7 @@ def set_overrides(
     values = {name: as_stored(name, value) for name, value in overrides.items()}
     aliases = places_of(using, [model])
     if values.get("lease") is not None:
-        _refuse_short_lease(model, values["lease"], aliases)
+        refuse_short_lease(model, values["lease"], aliases)
     _turn(scope_of(model), aliases, {**values, "set_at": DatabaseNow(), "set_by": by[:200]})
     return aliases
 
@@ -154,7 +154,7 @@ def override_as_text(value: object) -> str:
     return str(value or "none")
 
 
-def _refuse_short_lease(model: type[models.Model], lease: timedelta, aliases: list[str]) -> None:
+def refuse_short_lease(model: type[models.Model], lease: timedelta, aliases: list[str]) -> None:
     """Raise ValueError where a lease would end while a row runs, because nobody can renew it meanwhile."""
     same = [one for one in models_with_handler() if scope_of(one) == scope_of(model)]
     for handler in filter(None, map(handler_for, same)):

@@ -48,7 +48,7 @@ from django.db import NotSupportedError, connections, router
 from django.db.models import Model
 
 from django_taskclaim import conf, error_text
-from django_taskclaim.checks.models import column_problems, work_problems
+from django_taskclaim.checks.models import column_problems, problems_of
 from django_taskclaim.columns import has_claim_columns, is_claimable
 from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.findings import TAG, message
@@ -64,13 +64,11 @@ def check_project(**kwargs: object) -> list[CheckMessage]:
     """What the project's code and settings show; no database is asked."""
     # Proxies are included: they may have managers of their own.
     claimable = [model for model in apps.get_models() if has_claim_columns(model)]
-    wrong = check_settings()
-    found = [*wrong, *chain.from_iterable(map(column_problems, claimable))]
-    # The others read the settings.
-    if not wrong:
-        found += chain.from_iterable(map(work_problems, claimable))
-        found += [*check_hooks(), *check_databases()]
-    return found
+    if wrong := check_settings():
+        # The others read the settings.
+        return [*wrong, *chain.from_iterable(map(column_problems, claimable))]
+    found = chain.from_iterable(map(problems_of, claimable))
+    return [*found, *check_hooks(), *check_databases()]
 
 
 # Not under our own tag as well: Django 6.1 asks every server when a tag is named.

@@ -33,13 +33,8 @@ from django_taskclaim.throttling.health import loaded
 
 
 def problems_of(model: type[models.Model]) -> Iterator[CheckMessage]:
-    """Yield what is wrong with a claimable model, and with what is done with its rows."""
+    """Yield what is wrong with a claimable model and its handler; where TASKCLAIM is wrong, that is not to be asked."""
     yield from column_problems(model)
-    yield from work_problems(model)
-
-
-def work_problems(model: type[models.Model]) -> Iterator[CheckMessage]:
-    """Yield E031 and E051 to E074, W003 and W009; TASKCLAIM must be right for that."""
     if is_companion(model):
         yield from _companion(model)
     if issubclass(model, RangeMixin):

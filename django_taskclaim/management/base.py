@@ -3,11 +3,9 @@
 import argparse
 import contextlib
 import getpass
-import math
 import socket
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
@@ -215,22 +213,21 @@ def database_alias(text: str) -> str:
     return text
 
 
-def whole_number(text: str, *, most: int | None = None) -> int:
-    """Return a number from 1 to *most*."""
-    kind = conf.whole_number(most=most or math.inf)
-    return _checked(kind, text, int(text) if text.isdecimal() else text)
+def reader(kind: "conf.Kind[V]") -> Callable[[str], V]:
+    """Return what reads a value of this kind; ArgumentTypeError in one sentence for what is none."""
+
+    def read(text: str) -> V:
+        try:
+            return kind.read(int(text) if text.isdecimal() else text)
+        except ValueError:
+            raise ArgumentTypeError(f"{text!r} is not {kind.expected}") from None
+
+    return read
 
 
-def duration(text: str) -> timedelta:
-    """Return a time longer than zero: seconds, or a number with ms, s, m, h or d."""
-    return _checked(conf.DURATION, text, text)
-
-
-def _checked(kind: "conf.Kind[V]", text: str, value: object) -> V:
-    try:
-        return kind.read(value)
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is not {kind.expected}") from None
+#: A time longer than zero: seconds, or a number with ms, s, m, h or d.
+duration = reader(conf.DURATION)
+whole_number = reader(conf.whole_number())
 
 
 def add_models(parser: ArgumentParser, number: str | int, what: str) -> None:

@@ -1,10 +1,8 @@
 """Commands over many rows of a model: they count, ask, go chunk by chunk, and record."""
 
 import sys
-import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -13,11 +11,10 @@ from django.db.models import Q
 from django_taskclaim.claim import clock
 from django_taskclaim.control.actions import Action
 from django_taskclaim.control.audit import record_action
-from django_taskclaim.formatting import counted, format_duration
+from django_taskclaim.formatting import counted
 from django_taskclaim.management.base import (
     ONE,
     ClaimCommand,
-    Model,
     acting,
     add_filters,
     add_record,
@@ -36,18 +33,15 @@ class Report:
     EVERY = 10.0
 
     def __init__(self, out: Any, total: int) -> None:
-        self.out, self.total, self.seen = out, total, 0
-        self.began = self.said = time.monotonic()
+        self.out, self.total, self.seen, self.said_at = out, total, 0, clock()
 
     def advance(self, seen: int) -> None:
         """Note how many rows have been seen."""
-        self.seen, now = seen, time.monotonic()
-        if not seen or now - self.said < self.EVERY:
-            return
-        self.said = now
-        left = timedelta(seconds=(now - self.began) * max(0, self.total - seen) / seen)
-        self.out.write(f"{seen:,} of {self.total:,}, {format_duration(left)} left")
-        self.out.flush()
+        self.seen = seen
+        if clock() - self.said_at >= self.EVERY:
+            self.said_at = clock()
+            self.out.write(f"{seen:,} of {self.total:,}")
+            self.out.flush()
 
 
 class RowsCommand(ClaimCommand):
@@ -101,23 +95,16 @@ class RowsCommand(ClaimCommand):
             report.seen = verb(rows, limit=limit, progress=report.advance)
         finally:
             # Also where it was stopped: that much is committed.
-            done = f"{str(action.done).capitalize()} {counted(report.seen, 'row')}"
-            self.stdout.write(self.style.SUCCESS(f"{done} of {label}."))
+            done = f"{str(action.done).capitalize()} {counted(report.seen, 'row')} of {label}"
+            rest = wanted - report.seen
+            left = f"; {counted(rest, 'row')} left as found" if rest > 0 else ""
+            self.stdout.write(self.style.SUCCESS(f"{done}{left}."))
             if report.seen:
                 reason = f"{which}, {limit:,} at most" if limit else which
                 reason += f": {options['reason']}" if options["reason"] else ""
                 facts = {"by": acting(options["by"]), "reason": reason, "using": alias}
                 record_action(model, action.name, rows=report.seen, **facts)
-        self._report_others(model, alias, wanted - report.seen, began)
-
-    def _report_others(self, model: Model, alias: str, left: int, began: float) -> None:
-        """Report the rows that were not changed: those that others have, and those that the database refused."""
-        refused = refusals(model, alias, since=began)
-        if (left := left - len(refused)) > 0:
-            rows = counted(left, "row")
-            text = f"Left alone: {rows} that others have locked or changed meanwhile."
-            self.stdout.write(self.style.WARNING(text))
-        if refused:
+        if refused := refusals(model, alias, since=began):
             raise CommandError("\n".join(map(str, refused)))
 
 

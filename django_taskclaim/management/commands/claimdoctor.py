@@ -15,9 +15,10 @@ Signs:
   ok  in order
 
 Exit codes:
-  0  no problem was found
-  1  there are problems
-  2  wrong usage
+  0    no problem was found
+  1    there are problems
+  2    wrong usage
+  130  stopped by Ctrl-C
 
 """
 

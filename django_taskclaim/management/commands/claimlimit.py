@@ -14,6 +14,7 @@ Examples:
 """
 
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,7 @@ from django_taskclaim.management.base import (
     refuse,
     switch_each,
 )
-from django_taskclaim.switch import override_from_text, overrides_of
+from django_taskclaim.switch import override_from_text, overrides_of, refuse_short_lease
 from django_taskclaim.tables import LIMITS, OVERRIDES
 
 #: The help text of each option.
@@ -58,12 +59,16 @@ class Command(ClaimCommand):
     def handle(self, *, models: list[Model], by: str | None, **options: Any) -> None:
         values = {name: options[name] for name in OVERRIDES if name in options}
         facts = {"by": acting(by), "reason": options["reason"], "using": options["database"]}
+        lease: timedelta | None = values.get("lease")
         try:
-            done, refused = switch_each(
-                models if values else [], partial(change_overrides, values=values, **facts)
-            )
+            # For all models, before one is changed.
+            for model, alias in self.where:
+                if lease is not None:
+                    refuse_short_lease(model, lease, [alias])
         except ValueError as error:
-            raise CommandError(str(error), returncode=USAGE) from error
+            raise CommandError(f"{model._meta.label}: {error}", returncode=USAGE) from error
+        change = partial(change_overrides, values=values, **facts)
+        done, refused = switch_each(models if values else [], change)
         for model, alias in self.where:
             if values and model._meta.label not in done:
                 continue

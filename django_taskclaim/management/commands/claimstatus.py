@@ -14,9 +14,10 @@ Conditions of --fail-if are parted by commas and compare by > >= < <= = != a fig
   oldest_expired, paused_for
 
 Exit codes:
-  0  shown, and no condition of --fail-if holds
-  1  one does, or a model could not be read; the message says what
-  2  wrong usage
+  0    shown, and no condition of --fail-if holds
+  1    one does, or a model could not be read; the message says what
+  2    wrong usage
+  130  stopped by Ctrl-C without --watch
 
 """
 
@@ -81,8 +82,8 @@ class Look:
     """One look at several models: what was seen, with the details for people, and what could not be read."""
 
     seen: list[tuple[Overview, list[str]]] = field(default_factory=list)
-    #: Label, database, and what is wrong there.
-    unreadable: list[tuple[str, str, str]] = field(default_factory=list)
+    #: Model, database and error, as the JSON has them.
+    unreadable: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def workers(self) -> list[WorkerProcess]:
@@ -93,7 +94,7 @@ class Look:
     @property
     def refusals(self) -> list[str]:
         """What could not be read, a sentence each."""
-        return list(dict.fromkeys(text for *_, text in self.unreadable))
+        return list(dict.fromkeys(one["error"] for one in self.unreadable))
 
 
 class Speed:
@@ -173,7 +174,8 @@ class Command(ClaimCommand):
             except Error as error:
                 lacking = "\n".join(lacking_of([(model, alias)]))
                 usual = f"{model._meta.label} on {alias!r} cannot be read: {first_line(error)}"
-                look.unreadable.append((model._meta.label, alias, lacking or usual))
+                facts = {"model": model._meta.label, "database": alias, "error": lacking or usual}
+                look.unreadable.append(facts)
         return look
 
     def _watch(self, every: timedelta) -> None:
@@ -312,9 +314,7 @@ def as_json(look: Look, failing: Sequence[str]) -> str:
             for worker in look.workers
         ],
         "failing": failing,
-        "unreadable": [
-            dict(zip(("model", "database", "error"), one, strict=True)) for one in look.unreadable
-        ],
+        "unreadable": look.unreadable,
     }
     return json.dumps(facts, default=_plain, indent=2)
 

@@ -34,25 +34,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from django.core.checks.messages import ERROR
 from django.core.management.base import CommandError
 from django.db import connections, router
 
 from django_taskclaim import conf
-from django_taskclaim.checks.models import column_problems, problems_of
+from django_taskclaim.checks import check_project
 from django_taskclaim.claim import clock
-from django_taskclaim.columns import is_claimable
 from django_taskclaim.connecting import work_in_schema
 from django_taskclaim.formatting import counted, listed
-from django_taskclaim.handlers import Handler, models_with_handler
+from django_taskclaim.handlers import models_with_handler
 from django_taskclaim.management.base import (
     ClaimCommand,
     add_filters,
     duration,
     lacking_of,
+    reader,
     whole_number,
 )
-from django_taskclaim.switch import claimable_models, holds
+from django_taskclaim.switch import holds
 from django_taskclaim.worker.options import HOW_TO_HANDLE, ExitCode, WorkerOptions
 from django_taskclaim.worker.process import run_in_process
 from django_taskclaim.worker.records import log_to_console
@@ -67,14 +66,14 @@ class Command(ClaimCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         number: dict[str, Any] = {"type": whole_number, "metavar": "N"}
         seconds: dict[str, Any] = {"type": duration, "metavar": "SECONDS"}
-        most = {"type": partial(whole_number, most=conf.MAX_BATCH_SIZE)}
         add = parser.add_argument
         super().add_arguments(parser)
         add("--processes", **number, default=1, help="worker processes (1)")
         add("--threads", **number, default=1, help="handler threads in each process (1)")
         add(
             "--batch-size",
-            **number | most,
+            type=reader(conf.BATCH_SIZE),
+            metavar="N",
             help="rows of one claim (the handler's, or about a second's)",
         )
         add("--lease", **seconds, help="how long a claim lasts unless renewed (60)")
@@ -97,7 +96,7 @@ class Command(ClaimCommand):
         super().run_from_argv(argv)
 
     def handle(self, *, models: list[Any], in_process: bool, **options: Any) -> None:
-        _refuse([f"{text} {hint}" for text, hint in conf.problems()])
+        _refuse(_faults(models))
         if in_process and options["processes"] != 1:
             _refuse(["--in-process is one process; leave --processes out."])
         _refuse_platform(in_process)
@@ -120,9 +119,12 @@ class Command(ClaimCommand):
         }
         worker = WorkerOptions(**given)
         work_in_schema(worker.schema)
-        refuse_wrong_handlers(worker)
+        try:
+            where = [(handler.model, using) for handler in worker.handlers()]
+        except LookupError as error:
+            raise CommandError(str(error), returncode=ExitCode.USAGE) from error
         log_to_console(worker.verbosity)
-        question = partial(refuse_database, worker)
+        question = partial(refuse_missing_tables, where)
         if self._from_shell:
             run_unless_stopped(question)
         else:
@@ -157,31 +159,20 @@ class Command(ClaimCommand):
         return bool(getattr(self, "_called_from_command_line", False))
 
 
-def refuse_wrong_handlers(worker: WorkerOptions) -> None:
-    """Raise CommandError for models without a handler, filters that make no sense, and handlers that fail every row."""
-    try:
-        found = worker.handlers()
-    except LookupError as error:
-        _refuse([str(error)])
-    else:
-        _refuse([text for handler in found for text in _faults_of(handler)])
-
-
-def _faults_of(handler: Handler) -> list[str]:
-    """Return what would make every claim, or every completion, of these rows an error."""
+def _faults(models: Sequence[Any]) -> list[str]:
+    """Return what the checks find wrong with the project and these models, or with all models where none is named."""
     return [
-        f"{found.msg} {found.hint or ''}".rstrip()
-        for found in problems_of(handler.model)
-        if found.level >= ERROR and not found.is_silenced()
+        f"{found.msg} {found.hint}"
+        for found in check_project()
+        if found.is_serious() and not found.is_silenced()
+        if not models or found.obj in (None, *models)
     ]
 
 
-def refuse_database(worker: WorkerOptions) -> None:
-    """Raise CommandError where the database lacks tables; a worker starts although its database is away."""
+def refuse_missing_tables(where: Sequence[tuple[Any, str]]) -> None:
+    """Raise CommandError where the databases lack tables; a worker starts although its database is away."""
     try:
-        handlers = worker.handlers()
-        lacking = lacking_of([(handler.model, worker.using) for handler in handlers])
-        _refuse(lacking, ExitCode.CUT_SHORT)
+        _refuse(lacking_of(where), ExitCode.CUT_SHORT)
     finally:
         connections.close_all()
 
@@ -202,9 +193,6 @@ def _refuse_platform(in_process: bool) -> None:
 
 def _all_models(alias: str | None) -> list[Any]:
     """Return the models that have a handler; those on the database *alias* where one is named."""
-    # The handlers of these are not registered.
-    broken = [model for model in claimable_models() if not is_claimable(model)]
-    _refuse([found.msg for model in broken for found in column_problems(model)])
     found = [model for model in models_with_handler() if alias is None or holds(alias, model)]
     if not found:
         on = f" on the database {alias!r}" if alias else ""

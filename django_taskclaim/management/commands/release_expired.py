@@ -22,7 +22,7 @@ Exit codes:
 import signal
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -34,7 +34,7 @@ from django_taskclaim.control import poller
 from django_taskclaim.control.models import is_on
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line
-from django_taskclaim.management.base import ClaimCommand, Model, whole_number
+from django_taskclaim.management.base import ClaimCommand, whole_number
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
@@ -66,20 +66,17 @@ class Command(ClaimCommand):
         verbs = [
             ClaimQuerySet[Any](model, using=alias).release_expired for model, alias in self.where
         ]
-        total, refused = self._release(verbs, limit)
-        refused += _forgotten(self.where)
+        refused = [*self._release(verbs, limit), *self._forget()]
         if refused:
             raise CommandError("\n".join(refused))
-        if not total and options["verbosity"]:
-            self.stdout.write("No claim has expired.")
 
     def _loop(self, limit: int | None) -> None:
         reapers, forget_at = [Reaper(model, alias) for model, alias in self.where], clock()
         while True:
-            _, refused = self._release([reaper.turn for reaper in reapers], limit)
+            refused = [*self._release([reaper.turn for reaper in reapers], limit)]
             if clock() >= forget_at:
                 forget_at = clock() + FORGET_EVERY
-                refused += _forgotten(self.where)
+                refused += self._forget()
             for sentence in refused:
                 self.stderr.write(f"{sentence}; trying again.")
             for reaper in reapers:
@@ -88,34 +85,28 @@ class Command(ClaimCommand):
 
     def _release(
         self, verbs: Sequence[Callable[[int | None], int | None]], limit: int | None
-    ) -> tuple[int, list[str]]:
+    ) -> Iterator[str]:
         """Put back what has expired by calling the verb of each model, at most *limit* rows of each.
 
-        Returns how many rows that were, and what was said of models that could not be reached: one stops no other.
+        Yields what was said of models that could not be reached: one stops no other.
         """
-        total, refused = 0, []
         for (model, alias), release in zip(self.where, verbs, strict=True):
-            began, count = clock(), 0
+            began = clock()
             try:
-                count = release(limit) or 0
+                if count := release(limit):
+                    text = f"{model._meta.label}: put back {counted(count, 'expired row')}."
+                    self.stdout.write(text)
+                    self.stdout.flush()
             except (Error, TaskClaimError) as error:
-                refused.append(f"{model._meta.label} on {alias!r}: {first_line(error)}")
-            refused += [str(one) for one in refusals(model, alias, since=began)]
-            if count:
-                self.stdout.write(f"{model._meta.label}: put back {counted(count, 'expired row')}.")
-                self.stdout.flush()
-            total += count
-        return total, refused
+                yield f"{model._meta.label} on {alias!r}: {first_line(error)}"
+            yield from map(str, refusals(model, alias, since=began))
 
-
-def _forgotten(where: list[tuple[Model, str]]) -> list[str]:
-    """Delete what is too old on each database, as workers do, and return what was said where that failed."""
-    refused = []
-    for alias in dict.fromkeys(alias for _model, alias in where):
-        try:
-            for prune in [service.prune, *([poller.prune] if is_on(alias) else [])]:
-                # True once that was all.
-                any(prune(alias) for _ in range(CHUNKS))
-        except (Error, TaskClaimError) as error:
-            refused.append(f"What is old on {alias!r} could not be forgotten: {first_line(error)}")
-    return refused
+    def _forget(self) -> Iterator[str]:
+        """Delete what is too old on each database, as workers do, and yield what was said where that failed."""
+        for alias in {alias for _, alias in self.where}:
+            try:
+                for prune in [service.prune, *([poller.prune] if is_on(alias) else [])]:
+                    # True once that was all.
+                    any(prune(alias) for _ in range(CHUNKS))
+            except (Error, TaskClaimError) as error:
+                yield f"What is old on {alias!r} could not be forgotten: {first_line(error)}"
