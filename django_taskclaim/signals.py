@@ -23,8 +23,6 @@ rows_failed = Signal()
 rows_released = Signal()
 #: Also carries ``to``, who holds them now. The instances carry the claims that have ended.
 rows_handed_over = Signal()
-#: Their leases were extended. What a claim with ``include_held`` extends are instances that know their keys alone.
-rows_renewed = Signal()
 #: A verb of a holder found that its claim on these rows had ended.
 claim_lost = Signal()
 #: From the reaper, which loads no instances. Carries ``keys`` and ``holders`` (who had claimed them, in the order of

@@ -20,7 +20,6 @@ E031      a health check of a handler, or of ``TASKCLAIM["HEALTH_CHECKS"]``, lea
 E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model, or the app that keeps histories is not installed
 E051      the archive of a handler is no installed model on a table of its own
 E052      rows are to be open again on a model without ``RetryMixin``
-E053      an archive needs columns that the model does not have
 E061      a companion (``SourceMixin``) has no link ``source``
 E062      the link of a companion is not unique
 E064      ``update_fields`` of a companion's handler names a column that both tables have, or one on another database

@@ -26,7 +26,7 @@ from django_taskclaim.handlers import WAITS_PER_LEASE, Handler, handler_for
 from django_taskclaim.models import RangeMixin
 from django_taskclaim.models.mixins import ClaimBase
 from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE
-from django_taskclaim.querysets.completing import PREFIX, fills_itself, shared_columns, writable
+from django_taskclaim.querysets.completing import PREFIX, writable
 from django_taskclaim.ranges.keys import RangeTarget, source_of
 from django_taskclaim.ranges.planning import refuse_unplannable
 from django_taskclaim.throttling.health import loaded
@@ -199,24 +199,6 @@ def _archive(handler: Handler, completion: Archive) -> Iterator[CheckMessage]:
             f" {completion.to!r} is none."
         )
         yield message("E051", text, f"class {model.__name__}Archive(models.Model):", model)
-        return
-    shared = set(shared_columns(model, archive))
-    empty = [
-        field.name
-        for field in archive._meta.local_concrete_fields
-        if field.attname not in shared and not _finds_a_value(field)
-    ]
-    if empty:
-        text = (
-            f"{archive._meta.label}, the archive of {handler.name}, needs {listed(empty)}, which {model._meta.label}"
-            " does not have."
-        )
-        yield message("E053", text, "Give the columns a default, or let them be NULL.", model)
-
-
-def _finds_a_value(field: Any) -> bool:
-    moment = getattr(field, "auto_now", False) or getattr(field, "auto_now_add", False)
-    return fills_itself(field) or field.has_default() or moment or field.null
 
 
 def _clear(handler: Handler) -> Iterator[CheckMessage]:

@@ -327,8 +327,7 @@ class Dialect(Session):
     ) -> list[Row]:
         """Return *fields* of the rows that match, by key.
 
-        *lock* locks them first: ``WAIT``, ``SKIP`` or ``NOWAIT`` (an OperationalError) says what happens
-        to rows that another transaction has locked.
+        *lock* locks them first: ``WAIT`` or ``SKIP`` says what happens to rows that another transaction has locked.
         """
         statement = sql(
             "SELECT {} FROM {} WHERE {} ORDER BY {}{}{}",

@@ -108,9 +108,8 @@ class MySQL(Dialect):
     def guarded_transaction(self, idle: timedelta) -> Iterator[None]:
         # The setting is the session's. It is restored after the COMMIT, since a process may freeze just before that.
         name = "idle_transaction_timeout" if is_mariadb(self.connection) else "wait_timeout"
-        asked = max(1, math.ceil(idle.total_seconds()))
-        with restoring_setting(self, name) as usual:
-            self._set(name, min(asked, usual or asked))
+        with restoring_setting(self, name):
+            self._set(name, max(1, math.ceil(idle.total_seconds())))
             with self.own_transaction(durable=True):
                 yield
 
@@ -325,12 +324,12 @@ def is_mariadb(connection: BaseDatabaseWrapper) -> bool:
 
 
 @contextmanager
-def restoring_setting(dialect: Dialect, name: str) -> Iterator[int]:
+def restoring_setting(dialect: Dialect, name: str) -> Iterator[None]:
     """Give the session back, after the block, the setting that it has now: none counts for a transaction alone."""
     ((before,),) = dialect.fetch(SQL(f"SELECT @@SESSION.{name}"))
     session = dialect.connection.connection
     try:
-        yield before
+        yield
     finally:
         # If the session is gone, its setting is gone as well.
         if dialect.connection.connection is session:

@@ -10,11 +10,14 @@ from typing import Any, Self
 from django.db import connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-#: All tables share one channel: the call names the table.
+#: All tables share one channel: the call is the table's name.
 CHANNEL = "taskclaim"
 
-#: The least time between two calls of one process for a table, and between two looks of a worker for calls, in seconds.
+#: The least time between two looks of a worker for calls, in seconds.
 QUIET = 0.05
+#: A process that has called makes no further call for that table for so many seconds: inserts hardly cost more then.
+#: Who hears a call looks at once, and again at the end of the silence, so no row is passed over and no timer runs here.
+SILENCE = 0.25
 
 
 def can_call(connection: BaseDatabaseWrapper) -> bool:
@@ -22,40 +25,18 @@ def can_call(connection: BaseDatabaseWrapper) -> bool:
     return connection.vendor == "postgresql"
 
 
-def call(connection: BaseDatabaseWrapper, table: str, silence: float) -> None:
-    """Call the workers of *table* in a transaction of its own, and say for how many seconds no further call comes."""
-    # Such a transaction writes. Nobody needs to wait until it is on disk.
-    asks = "SELECT pg_notify(%s, %s), set_config('synchronous_commit', 'off', true)"
-    connection.ensure_connection()
-    # Django's cursor is not used, so tests of users that count queries always count the same ones.
-    driver: Any = connection.connection
-    with connection.wrap_database_errors, driver.cursor() as cursor:
-        cursor.execute(asks, [CHANNEL, f"{silence:.3f} {table}"])
-
-
-# Calling idle workers when there are new rows: after the commit, and so seldom that inserts hardly cost more
+# Calling idle workers when there are new rows, after the commit
 
 #: The models that hold our columns and have a handler that wants to be called; filled as handlers are registered.
 called_for: set[type[models.Model]] = set()
 
-#: Calls for one table take at most this share of a process's time: slow calls are sent more rarely.
-SHARE = 0.005
-#: The longest silence, in seconds: as long as the usual pause between two polls.
-LONGEST = 1.0
-
 
 class _Caller:
-    """What this process calls for one table: one call, then silence for a while.
-
-    The call says for how long. Who hears it looks at once, and again at the end of the silence, so no row that comes in
-    meanwhile is passed over and no timer runs here.
-    """
+    """What this process calls for one table: one call, then silence for a while."""
 
     def __init__(self, table: str, using: str) -> None:
         self.table, self.using = table, using
         self.silent_until = 0.0
-        #: How long a call takes, in seconds.
-        self.cost = 0.0
 
     def is_silent(self) -> bool:
         return monotonic() < self.silent_until
@@ -63,12 +44,16 @@ class _Caller:
     def after_commit(self) -> None:
         if self.is_silent():
             return
-        began = monotonic()
-        silence = min(max(QUIET, self.cost / SHARE), LONGEST)
-        # The silence begins before the call: workers look for later rows when it ends.
-        self.silent_until = began + silence
-        call(connections[self.using], self.table, silence)
-        self.cost += (monotonic() - began - self.cost) / 4
+        # It begins before the call: workers look for later rows when it ends.
+        self.silent_until = monotonic() + SILENCE
+        connection = connections[self.using]
+        connection.ensure_connection()
+        # Such a transaction writes. Nobody needs to wait until it is on disk.
+        asks = "SELECT pg_notify(%s, %s), set_config('synchronous_commit', 'off', true)"
+        # Django's cursor is not used, so tests of users that count queries always count the same ones.
+        driver: Any = connection.connection
+        with connection.wrap_database_errors, driver.cursor() as cursor:
+            cursor.execute(asks, [CHANNEL, self.table])
 
 
 _callers: dict[tuple[type[models.Model], str], _Caller] = {}
@@ -110,30 +95,24 @@ def why_deaf(connection: BaseDatabaseWrapper) -> str:
         cursor.execute("SELECT pg_backend_pid()")
         ((process,),) = cursor.fetchall()
     # Behind a pooler another client may get the calls of this session.
-    if (
-        connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
-        or process != driver.info.backend_pid
-    ):
-        return "a connection pooler stands before the database"
-    return ""
+    is_ours = process == driver.info.backend_pid
+    return "" if is_ours else "a connection pooler stands before the database"
 
 
 class Listener:
     """One session that listens, until its connection is closed."""
 
-    def __init__(
-        self, connection: BaseDatabaseWrapper, heard: Callable[[str, float], None]
-    ) -> None:
+    def __init__(self, connection: BaseDatabaseWrapper, heard: Callable[[str], None]) -> None:
         self._driver: Any = connection.connection
         self._errors = connection.wrap_database_errors
         self._heard = heard
 
     @classmethod
-    def on(cls, connection: BaseDatabaseWrapper, heard: Callable[[str, float], None]) -> Self:
-        """Listen on *connection* from now on, and have *heard* called with each call's table and silence."""
+    def on(cls, connection: BaseDatabaseWrapper, heard: Callable[[str], None]) -> Self:
+        """Listen on *connection* from now on, and have *heard* called with each call's table."""
         listener = cls(connection, heard)
         # Calls also arrive with the answers to statements.
-        listener._driver.add_notify_handler(lambda notify: listener._receive(notify.payload))
+        listener._driver.add_notify_handler(lambda notify: heard(notify.payload))
         with connection.cursor() as cursor:
             cursor.execute(f"LISTEN {CHANNEL}")
         return listener
@@ -154,8 +133,4 @@ class Listener:
         with self._errors:
             raw.consume_input()
             while notify := raw.notifies():
-                self._receive(notify.extra.decode(encoding))
-
-    def _receive(self, payload: str) -> None:
-        silence, _, table = payload.partition(" ")
-        self._heard(table, float(silence))
+                self._heard(notify.extra.decode(encoding))

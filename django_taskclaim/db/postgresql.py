@@ -122,12 +122,8 @@ class PostgreSQL(Dialect):
     def guarded_transaction(self, idle: timedelta) -> Iterator[None]:
         asked = max(1, int(idle / timedelta(milliseconds=1)))
         with self.own_transaction(durable=True):
-            name = "idle_in_transaction_session_timeout"
-            known = SQL(f"SELECT setting::bigint FROM pg_settings WHERE name = '{name}'")
-            ((usual,),) = self.fetch(known)
             # The setting is the transaction's: it works behind a transaction pooler, and ends by itself.
-            if not 0 < usual <= asked:
-                self.run(SQL(f"SET LOCAL {name} = {asked}"))
+            self.run(SQL(f"SET LOCAL idle_in_transaction_session_timeout = {asked}"))
             yield
 
     @property

@@ -46,7 +46,7 @@ class Session:
     def guarded_transaction(self, idle: timedelta) -> Iterator[None]:
         """Open a transaction that the server ends, and with it our session, once it has been idle for so long.
 
-        A shorter bound of the session stands, and what it had before counts again afterwards. Durable.
+        What the session had before counts again afterwards. Durable.
         """
         with self.own_transaction(durable=True):
             yield

@@ -51,7 +51,7 @@ PLAIN_INTEGERS = {
 VALUES = "taskclaim_values"
 
 #: What a SELECT does about rows that another transaction has locked.
-WAIT, SKIP, NOWAIT = " ", " SKIP LOCKED", " NOWAIT"
+WAIT, SKIP = " ", " SKIP LOCKED"
 
 
 class SQL(NamedTuple):
@@ -185,12 +185,12 @@ class KeyTable:
 
     def keyed(self, keys: Keys) -> SQL:
         """Match the rows with these keys."""
+        if self.has_plain_key and len(keys) > 1 and set(map(type, keys)) == {int}:
+            # Many bound values cost the driver more than the statement costs the server, so they are in the text.
+            # With a single one the text is the same for all rows, so the driver parses it only once.
+            return SQL(f"{self.key_list} IN ({', '.join(map(str, keys))})")
         params = tuple(chain.from_iterable(self.prepared_keys(keys)))
         if len(self.key) == 1:
-            if len(params) > 1 and set(map(type, params)) == {int}:
-                # Many bound values cost the driver more than the statement costs the server, so they are in the text.
-                # With a single one the text is the same for all rows, so the driver parses it only once.
-                return SQL(f"{self.key_list} IN ({', '.join(map(str, params))})")
             return SQL(f"{self.key_list} IN ({', '.join(['%s'] * len(params))})", params)
         if self.connection.vendor == "sqlite":
             # An OR of a thousand is too deep for SQLite. It uses the index for a SELECT of VALUES, not for VALUES.

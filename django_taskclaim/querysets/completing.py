@@ -1,7 +1,7 @@
 """Finishing rows well, each in the way that the policy of its model names; the worker comes here like any caller."""
 
-from collections.abc import Collection, Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from django.db import models
@@ -50,9 +50,6 @@ class Results(NamedTuple):
     of_source: tuple[AnyField, ...] = ()
 
 
-#: Most completions name no columns.
-NOTHING = Results()
-
 #: What instances show of rows that are gone.
 AS_LEFT: Columns = {"status": Status.COMPLETE, "expires_at": None}
 
@@ -73,53 +70,41 @@ def complete(
     checked_results(model, update_fields)
     given = Given(rows)
     # Each may raise, so all are made before the first one writes.
-    verbs = [Completing(held.target, update_fields, may_be_gone) for held in given.held]
+    verbs = [_completion(held.target, update_fields, may_be_gone) for held in given.held]
     for held, verb in zip(given.held, verbs, strict=True):
         verb.savepoint = savepoint
         given.write(held, verb)
     return given.end()
 
 
-class Completing(Write):
-    """Does with rows of one model what their policy says, and writes their results."""
+def _completion(target: ClaimTarget, names: Collection[str], may_be_gone: bool) -> Write:
+    """Return what the policy of the model does with rows, and how their results are written."""
+    policy, results = policy_for(target.model).completion, checked_results(target.model, names)
+    verb = Write(sets=COMPLETED, how=ENDED_WELL, signal=rows_completed)
+    steps: list[Callable[[HeldRows], None]] = []
+    match policy:
+        case Clear():
+            # It is written also without a pause: then the rows done last stand behind all others that are due.
+            pause = {"not_before": policy.pause}
+            verb.sets = {**AS_NEW, **pause, "completed_at": NOW, **OPEN_AGAIN}
+        case Archive():
+            verb.shown, steps = AS_LEFT, [partial(_copy, policy.model), _remove]
+        case Delete():
+            verb.shown, results = AS_LEFT, Results(of_source=results.of_source)
+            verb.deletes = goes_alone(target)
+            steps = [] if verb.deletes else [_remove]
+    if results.own:
+        verb.own, verb.per_row = partial(_values_of, results.own), len(results.own)
+    if results.of_source:
+        steps.insert(0, partial(_write_sources, results.of_source, may_be_gone))
+    if results.inherited:
+        steps.insert(0, partial(_write_inherited, results.inherited))
+    verb.then = steps
+    return verb
 
-    #: Whether the statement deletes the rows.
-    deletes = False
 
-    def __init__(self, target: ClaimTarget, names: Collection[str], may_be_gone: bool) -> None:
-        super().__init__(sets=COMPLETED, how=ENDED_WELL, signal=rows_completed)
-        self.policy = policy_for(target.model).completion
-        self.results = checked_results(target.model, names)
-        self.may_be_gone = may_be_gone
-        match self.policy:
-            case Clear():
-                # It is written also without a pause: then the rows done last stand behind all others that are due.
-                pause = {"not_before": self.policy.pause}
-                self.sets = {**AS_NEW, **pause, "completed_at": NOW, **OPEN_AGAIN}
-            case Archive():
-                self.shown, self.has_more = AS_LEFT, True
-            case Delete():
-                self.shown, self.results = AS_LEFT, Results(of_source=self.results.of_source)
-                self.deletes = goes_alone(target)
-                self.has_more = not self.deletes
-        self.per_row = len(self.results.own)
-        self.has_more |= bool(self.results.inherited or self.results.of_source)
-
-    def change(self, held: HeldRows) -> Change | None:
-        if self.deletes:
-            return None
-        columns = self.results.own
-        own = own_values(held.target.table, columns, held.rows) if columns else ()
-        return Change(held.target.setting(self.sets), own)
-
-    def then(self, held: HeldRows) -> None:
-        write_elsewhere(held.target, held.rows, self.results, may_be_gone=self.may_be_gone)
-        match self.policy:
-            case Delete() if not self.deletes:
-                remove(held)
-            case Archive():
-                _copy(held, self.policy.model)
-                remove(held)
+def _values_of(fields: Sequence[AnyField], held: HeldRows) -> list[OwnValues]:
+    return own_values(held.target.table, fields, held.rows)
 
 
 # Results
@@ -133,10 +118,7 @@ def checked_results(model: type[models.Model], names: Collection[str]) -> Result
     """
     if isinstance(names, str):
         raise TypeError(f"update_fields is a list of names, not the text {names!r}.")
-    if names is None:
-        # Django's save() takes None for every column.
-        raise TypeError("update_fields is a list of names, not None.")
-    return _sorted_out(model, tuple(names)) if names else NOTHING
+    return _sorted_out(model, tuple(names))
 
 
 @cache
@@ -187,16 +169,13 @@ def own_values(
     ]
 
 
-def write_elsewhere(
-    target: ClaimTarget, rows: Sequence[models.Model], results: Results, *, may_be_gone: bool
-) -> None:
-    """Write results that are on other tables than the claim, inside the same transaction.
+def _write_inherited(fields: Sequence[AnyField], held: HeldRows) -> None:
+    _write(held.target, fields, held.rows)
 
-    SourceGone where a source is not there any more, unless it *may be gone*.
-    """
-    _write(target, results.inherited, rows)
-    if not results.of_source:
-        return
+
+def _write_sources(fields: Sequence[AnyField], may_be_gone: bool, held: HeldRows) -> None:
+    """Write results of the sources; SourceGone where one is not there any more, unless it *may be gone*."""
+    target, rows = held.target, held.rows
     link = source_link(target.model)
     if (beside := link.alias_beside(target.alias)) != target.alias:
         raise ValueError(
@@ -206,7 +185,7 @@ def write_elsewhere(
     # Sources are read from the database that is written: a replica may not have them yet.
     gone = link.load([row for row in rows if not link.field.is_cached(row)], beside)
     there = [row for row in rows if row not in gone]
-    lost = _write(target, results.of_source, [getattr(row, LINK) for row in there])
+    lost = _write(target, fields, [getattr(row, LINK) for row in there])
     gone += [row for row in there if getattr(row, LINK) in lost]
     if gone and not may_be_gone:
         raise SourceGone(gone)
@@ -234,7 +213,7 @@ def _write(
 # Deleting, and moving to an archive
 
 
-def remove(held: HeldRows) -> None:
+def _remove(held: HeldRows) -> None:
     """Delete rows that this transaction has completed.
 
     The instances keep their keys. One without a key would be stored as a new row by its next ``save()``, and be done
@@ -248,14 +227,14 @@ def remove(held: HeldRows) -> None:
         )
 
 
-def _copy(held: HeldRows, archive: type[models.Model]) -> None:
+def _copy(archive: type[models.Model], held: HeldRows) -> None:
     """Copy rows that this transaction has completed to *archive*, by one INSERT … SELECT."""
     target, keys = held.target, held.keys
-    shared = shared_columns(target.model, archive)
+    shared = _shared_columns(target.model, archive)
     own = [
         (field, models.Value(field.pre_save(archive(), add=True), output_field=field))
         for field in archive._meta.local_concrete_fields
-        if field.attname not in shared and not fills_itself(field)
+        if field.attname not in shared and not _fills_itself(field)
     ]
     rows: models.QuerySet[Any] = models.QuerySet(target.model, using=target.alias).order_by()
     rows = rows.filter(**{f"{target.columns.key_path(target.model)}__in": keys})
@@ -269,7 +248,7 @@ def _copy(held: HeldRows, archive: type[models.Model]) -> None:
         raise TaskClaimError(f"Archived {copied} of {len(keys)} rows; rolled back.")
 
 
-def shared_columns(model: type[models.Model], archive: type[models.Model]) -> list[str]:
+def _shared_columns(model: type[models.Model], archive: type[models.Model]) -> list[str]:
     """Return what rows of *model* and of *archive* both have, by attname."""
     there = {
         field.attname
@@ -279,7 +258,7 @@ def shared_columns(model: type[models.Model], archive: type[models.Model]) -> li
     return [field.attname for field in model._meta.concrete_fields if field.attname in there]
 
 
-def fills_itself(field: Any) -> bool:
+def _fills_itself(field: Any) -> bool:
     """Say whether the database gives the column a value where an INSERT names none."""
     return (
         getattr(field, "generated", False)

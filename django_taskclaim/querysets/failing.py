@@ -1,7 +1,7 @@
 """How rows end badly, and how they are given back unfinished."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import TypeVar
@@ -9,12 +9,11 @@ from typing import TypeVar
 from django.db import DatabaseError, models
 from django.db.models import Case, F, Q, When
 
-from django_taskclaim.claim import Claim, Ended, carried_claim, clock
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.claim import Ended, carried_claim, clock
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow
-from django_taskclaim.db.sql import SQL, Change, Key, OwnValues
+from django_taskclaim.db.sql import SQL, Key, OwnValues
 from django_taskclaim.error_text import describe, escape_to_ascii, text_to_store
 from django_taskclaim.exceptions import ClaimLost, Permanent
 from django_taskclaim.fields import QUARANTINED
@@ -22,7 +21,6 @@ from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.scope import FAILED, NOW, ONE_MORE, OPEN_AGAIN
 from django_taskclaim.querysets.writes import Given, HeldRows, Write, write_all
 from django_taskclaim.signals import rows_failed, rows_released
-from django_taskclaim.states import Status
 from django_taskclaim.tables import Switch, scope_of, throttle_scope
 
 R = TypeVar("R")
@@ -36,57 +34,53 @@ def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
     for held in given.held:
         model = held.target.model
         judge = cache(partial(policy_for(model).judge, error, retry=retry))
-        verdicts = [judge(claim.attempts + 1) for claim in held.claims]
-        if not verdicts[0].counted:
+        verdicts = {claim.pk: judge(claim.attempts + 1) for claim in held.claims}
+        first = verdicts[held.keys[0]]
+        if not first.counted:
             # RetryLater is the same for each row.
-            wait = verdicts[0].wait()
-            if verdicts[0].everyone:
+            wait = first.wait()
+            if first.everyone:
                 stop_everyone(model, held.target.alias, wait, describe(error))
             given.write(held, _giving_back(wait))
             continue
-        waits: dict[Key, timedelta] = {}
-        endings: dict[bool, list[tuple[Claim, models.Model]]] = {}
-        for (claim, row), verdict in zip(held.pairs, verdicts, strict=True):
-            endings.setdefault(verdict.final, []).append((claim, row))
-            if not verdict.final:
-                waits[claim.pk] = verdict.wait()
-        for final, pairs in endings.items():
-            failing = Failing(error, text, None if final else waits)
-            ended = HeldRows(held.target, pairs)
-            store_text(partial(_write_failure, given, ended, failing), text)
+        waits = {key: one.wait() for key, one in verdicts.items() if not one.final}
+        for part in (held.but_for(waits), held.only(waits)):
+            if part.rows:
+                is_final = part.keys[0] not in waits
+                verb = _failure(error, text, None if is_final else waits)
+                store_text(partial(_write_failure, given, part, verb), text)
     return given.end()
 
 
-class Failing(Write):
-    """Writes a failure that counts: the last one of its rows where they have no *waits*, by key."""
+def _failure(
+    error: BaseException | str, text: tuple[str, str], waits: Mapping[Key, timedelta] | None
+) -> Write:
+    """Return what writes a failure that counts: the last one of its rows where they have no *waits*, by key."""
+    return Write(
+        sets={"attempts": ONE_MORE, **(FAILED if waits is None else OPEN_AGAIN)},
+        own=None if waits is None else partial(_waits, waits),
+        per_row=1,
+        how=Ended(failure=text, permanent=isinstance(error, Permanent)),
+        signal=rows_failed,
+        facts={"error": error},
+    )
 
-    def __init__(
-        self,
-        error: BaseException | str,
-        text: tuple[str, str],
-        waits: dict[Key, timedelta] | None,
-    ) -> None:
-        """*text* is class and text of *error*; what a row keeps of them is to be added to ``sets``."""
-        how = Ended(failure=text, permanent=isinstance(error, Permanent))
-        sets = {"attempts": ONE_MORE, **(FAILED if waits is None else OPEN_AGAIN)}
-        super().__init__(sets=sets, how=how, signal=rows_failed, facts={"error": error})
-        self.waits, self.per_row = waits, int(waits is not None)
 
-    def change(self, held: HeldRows) -> Change:
-        target, waiting = held.target, held.target.columns.not_before
-        own = []
-        if self.waits is not None and waiting is not None:
-            seconds = [SQL("%s", (self.waits[key].total_seconds(),)) for key in held.keys]
-            own = [OwnValues(waiting, seconds, target.dialect.moment_after)]
-        return Change(target.setting(self.sets), own)
+def _waits(waits: Mapping[Key, timedelta], held: HeldRows) -> list[OwnValues]:
+    """Return the waiting time of each row, where the model has one."""
+    waiting = held.target.columns.not_before
+    seconds = [SQL("%s", (waits[key].total_seconds(),)) for key in held.keys]
+    moment = held.target.dialect.moment_after
+    return [] if waiting is None else [OwnValues(waiting, seconds, moment)]
 
 
 def _write_failure(
-    given: Given, held: HeldRows, failing: Failing, error_class: str, last_error: str
+    given: Given, held: HeldRows, verb: Write, error_class: str, last_error: str
 ) -> None:
-    failing.sets = {**failing.sets, "error_class": error_class, "last_error": last_error}
-    failing.shown = failing.sets if failing.waits is None else {**failing.sets, "not_before": NOW}
-    given.write(held, failing)
+    """Write a failure with as much of its text as the row is to keep."""
+    verb.sets = {**verb.sets, "error_class": error_class, "last_error": last_error}
+    verb.shown = verb.sets if verb.own is None else {**verb.sets, "not_before": NOW}
+    given.write(held, verb)
 
 
 def store_text(write_as: Callable[[str, str], R], text: tuple[str, str], last: str = "") -> R:
@@ -111,18 +105,15 @@ def fail_unreadable(unreadable: Iterable[tuple[models.Model, Exception]]) -> Non
     """
     for row, error in unreadable:
         key, label = carried_claim(row).pk, row._meta.label
-        outcome, level = "it is tried again by its policy", logging.WARNING
+        outcome = "it fails by its policy"
         try:
             fail([row], error, retry=True)
         except ClaimLost:
             # The loss is logged already.
             continue
         except Exception as refused:
-            outcome, level = f"it could not be failed ({describe(refused)})", logging.ERROR
-        if row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED:
-            outcome, level = "it has failed", logging.ERROR
-        logger.log(
-            level,
+            outcome = f"it could not be failed ({describe(refused)})"
+        logger.error(
             "%s %s cannot be read, so %s: %s. The other rows go on.",
             label,
             key,

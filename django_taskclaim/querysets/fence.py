@@ -10,7 +10,6 @@ from datetime import datetime
 from functools import partial, wraps
 from typing import Any, Self, TypeVar, cast
 
-import django
 from django.core.exceptions import ValidationError
 from django.db import connections, models, router, transaction
 
@@ -35,9 +34,6 @@ from django_taskclaim.states import Status
 
 M = TypeVar("M", bound=models.Model)
 R = TypeVar("R")
-
-#: Django 5.2 still takes ``update_fields`` by position, as the last of so many arguments; later versions do not.
-_BY_POSITION = 4 if django.VERSION < (6, 0) else -1
 
 
 class FencedModel(models.Model):
@@ -79,8 +75,7 @@ class FencedModel(models.Model):
         assigned or named, and ClaimLost where the claim stands no more; then nothing was written and the caller's
         transaction must be rolled back.
         """
-        names = kwargs.get("update_fields", args[3] if len(args) == _BY_POSITION else None)
-        refuse_names(type(self), names, "update_fields of save()")
+        refuse_names(type(self), kwargs.get("update_fields"), "update_fields of save()")
         if is_copy(self):
             # A deferred column cannot be loaded: the row of the copy does not exist yet.
             for field in claim_columns(type(self)).guarded:
@@ -102,8 +97,6 @@ class FencedModel(models.Model):
         alias = using or router.db_for_write(type(self), instance=self)
         save = partial(super().save_base, raw, force_insert, force_update, alias, update_fields)
         claim, concrete = claim_on(self, alias), cast("Any", self._meta.concrete_model)
-        if force_insert and claim is not None:
-            raise ClaimLost([self], reason=NEVER_INSERTED)
         if claim is None or claim.ended or not concrete._meta.parents:
             save()
             return

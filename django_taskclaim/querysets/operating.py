@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 from django.db import models
@@ -159,6 +160,8 @@ class StateChange(BulkVerb):
     except_held_by: str = ""
     #: What the signal carries beside the keys and the act.
     facts: Mapping[str, Any] = field(default_factory=dict)
+    #: Class and text of an error, of which the rows keep as much as the database stores.
+    error: tuple[str, str] | None = None
 
     def condition(self, target: ClaimTarget) -> Q:
         columns = target.columns
@@ -167,9 +170,17 @@ class StateChange(BulkVerb):
         return found & ~Q(**{columns.claimed_by.name: name}) if name else found
 
     def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
-        keys = [row.key for row in rows]
-        change = Change([*self.more(target), *target.setting(self.sets)])
-        written = write_locked(target, keys, self.condition(target), change)
+        keys, more, condition = [row.key for row in rows], self.more(target), self.condition(target)
+
+        def write_as(*error: str) -> int:
+            sets = {**self.sets, **dict(zip(("error_class", "last_error"), error, strict=False))}
+            return write_locked(target, keys, condition, Change([*more, *target.setting(sets)]))
+
+        if self.error is None:
+            written = write_as()
+        else:
+            # The text is tried here: a text that no row can store must not be taken for rows that are refused.
+            written = store_text(partial(in_transaction, target, write_as), self.error, OPERATOR)
         if written:
             facts = {"keys": keys, "act": self.act, **self.facts}
             send_after_commit(rows_acted_on, target.model, target.alias, **facts)
@@ -230,32 +241,15 @@ def _due_again(target: ClaimTarget) -> list[SQL]:
     return [table.assign(field, kept)]
 
 
-def fail_rows(error: BaseException | str, *, complete: bool, running: bool) -> "FailRows":
+def fail_rows(error: BaseException | str, *, complete: bool, running: bool) -> StateChange:
     """Return what fails rows by an operator's word, without charging a try."""
     error_class, text = text_to_store(error)
-    return FailRows(
+    return StateChange(
         act="failed",
         states=_states(Status.OPEN, Status.PAUSED, complete=complete, running=running),
         sets={**FAILED, "completed_at": None, "iteration": ONE_MORE},
-        why=(error_class or OPERATOR, text),
+        error=(error_class or OPERATOR, text),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailRows(StateChange):
-    """Fails rows with an error, as much of it as the database stores."""
-
-    #: Class and text of the error.
-    why: tuple[str, str]
-
-    def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
-        def write_as(error_class: str, text: str) -> int:
-            sets = {**self.sets, "error_class": error_class, "last_error": text}
-            verb = StateChange(act=self.act, states=self.states, sets=sets)
-            return in_transaction(target, verb.write, target, rows)
-
-        # The text is tried here: a text that no row can store must not be taken for rows that are refused.
-        return store_text(write_as, self.why, OPERATOR)
 
 
 # Other holders

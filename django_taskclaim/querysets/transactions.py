@@ -5,7 +5,6 @@ have committed on return. Where a COMMIT was not answered each raises ``Ambiguou
 by ``judge_ambiguous_commit``.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
@@ -22,11 +21,11 @@ from django.db import (
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.claim import COMPLETED, carried_claims, clock
+from django_taskclaim.claim import COMPLETED, carried_claims
 from django_taskclaim.connecting import WAITS_ONCE, drop_broken
 from django_taskclaim.contention import contention_code, retry_on_contention
 from django_taskclaim.db import dialect_for
-from django_taskclaim.db.sql import NOWAIT, Row
+from django_taskclaim.db.sql import WAIT, Row
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.scope import ClaimTarget, Target
 from django_taskclaim.states import Status, Token
@@ -37,11 +36,8 @@ R = TypeVar("R")
 #: The errors of a server that is away, is stopping or is no longer the primary.
 AWAY = (OperationalError, InterfaceError, InternalError)
 
-#: How many seconds the caller of a verb waits for a database that has just failed to answer a COMMIT.
+#: How many seconds the caller of a verb waits for a transaction whose COMMIT was not answered.
 PATIENCE = 5.0
-
-#: Seconds between two tries.
-PAUSE = 0.1
 
 
 class AmbiguousCommit(OperationalError):
@@ -151,23 +147,18 @@ def _retry(using: str, *, lock_timeouts: bool) -> retry_on_contention:
 def wait_for_answer(
     target: Target, question: Callable[P, R], patience: float, *args: P.args, **kwargs: P.kwargs
 ) -> R:
-    """Return what *question* returns in a transaction of its own, as soon as the database lets it.
+    """Return what *question* returns in a transaction of its own, which waits so many seconds for a lock.
 
-    After *patience* seconds the database's error passes on. The thread's connection is replaced if it broke.
+    An error of the database passes on. The thread's connection is replaced if it broke.
     """
-    connection = target.dialect.connection
-    end = clock() + patience
-    while True:
-        try:
-            with target.dialect.own_transaction():
-                return question(*args, **kwargs)
-        except AWAY:
-            if connection.in_atomic_block:
-                raise
+    dialect = target.dialect
+    try:
+        with dialect.own_transaction(), dialect.limit_lock_wait(patience):
+            return question(*args, **kwargs)
+    except AWAY:
+        if not dialect.connection.in_atomic_block:
             drop_broken(target.alias)
-            if clock() >= end:
-                raise
-        time.sleep(PAUSE)
+        raise
 
 
 class Judgement(NamedTuple):
@@ -193,9 +184,9 @@ def judge_ambiguous_commit(
     database says now: a claim that is found in the state *finished* is ended on the instance, and an ambiguous one is
     marked as lost there.
 
-    Waits up to *patience* seconds for a database that is away, or in which the unanswered transaction still has the
-    rows locked; then the database's error passes on, nothing is decided, and the call may be repeated. To be called
-    outside of any transaction. The thread's connection is replaced if it broke.
+    Waits up to *patience* seconds where the unanswered transaction still has the rows locked; then, or if the database
+    is away, its error passes on, nothing is decided, and the call may be repeated. To be called outside of any
+    transaction. The thread's connection is replaced if it broke.
     """
     claims = carried_claims(rows)
     target = ClaimTarget.of(type(rows[0]), claims[0].alias)
@@ -226,7 +217,7 @@ def _states(target: ClaimTarget, keys: Sequence[object]) -> dict[Any, tuple[str,
     fields = [*columns.key, columns.status, columns.claimed_by, columns.iteration]
     found: list[Row] = []
     for part in target.dialect.chunks(keys, target.table):
-        found += target.dialect.select(target.table, fields, target.table.keyed(part), NOWAIT)
+        found += target.dialect.select(target.table, fields, target.table.keyed(part), WAIT)
     return {target.table.key_of(row): (row[-3], Token(*row[-2:])) for row in found}
 
 

@@ -5,7 +5,7 @@ signal.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,7 +30,7 @@ from django_taskclaim.claim import (
     standing_claim,
 )
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.sql import SKIP, SQL, WAIT, Change, Key, Keys, sql
+from django_taskclaim.db.sql import SKIP, SQL, WAIT, Change, Key, Keys, OwnValues, sql
 from django_taskclaim.error_text import redact
 from django_taskclaim.exceptions import ClaimLost, CommitUnknown
 from django_taskclaim.querysets.isolating import RefusedRows
@@ -44,7 +44,7 @@ from django_taskclaim.querysets.transactions import (
     no_transaction,
     send,
 )
-from django_taskclaim.signals import claim_lost, rows_renewed, send_of_rows
+from django_taskclaim.signals import claim_lost, send_of_rows
 from django_taskclaim.states import Status, Token
 
 logger = logging.getLogger("django_taskclaim")
@@ -82,11 +82,12 @@ class HeldRows:
 
     def fence(self) -> SQL:
         """Return the condition that holds, among rows with their keys, while their claims stand."""
-        table, keys_of = self.target.table, dict[Token, list[Key]]()
+        table = self.target.table
+        if self.claims[0].token == self.claims[-1].token:
+            return table.standing(self.claims[0].token)
+        keys_of: dict[Token, list[Key]] = {}
         for claim in self.claims:
             keys_of.setdefault(claim.token, []).append(claim.pk)
-        if len(keys_of) == 1:
-            return table.standing(self.claims[0].token)
         each = [
             sql("{} AND {}", table.keyed(keys), table.standing(token))
             for token, keys in keys_of.items()
@@ -95,6 +96,8 @@ class HeldRows:
 
     def standing(self, lock: str = "") -> "HeldRows":
         """Read, or lock, those whose claims stand, and return them."""
+        if not self.pairs:
+            return self
         target = self.target
         found = target.dialect.select_keys(target.table, self.keys, self.fence(), lock)
         return self.only(set(found))
@@ -118,30 +121,25 @@ class Given:
     def __init__(self, rows: Any) -> None:
         """Sort one row or many; TypeError for what is no instance of a claimable model."""
         each = [rows] if isinstance(rows, models.Model) else rows
-        given = list({id(row): row for row in each}.values())
-        owners: dict[Any, type[models.Model]] = {}
-        for kind in set(map(type, given)):
-            if not issubclass(kind, models.Model):
-                wrong = next(row for row in given if type(row) is kind)
-                raise TypeError(f"Expected rows of a model, not {wrong!r}.")
-            owners[kind] = claim_columns(kind).owner
         #: One instance of each row. Other instances of the row share its claim, and show nothing of what a verb writes.
         self.rows: list[models.Model] = []
-        firsts: dict[Any, models.Model] = {}
+        kind: Any = None
+        firsts: dict[Any, Claim] = {}
         groups: dict[Any, dict[Claim, models.Model]] = {}
-        for row in given:
-            kind = type(row)
+        for row in {id(row): row for row in each}.values():
+            if type(row) is not kind:
+                if not isinstance(row, models.Model):
+                    raise TypeError(f"Expected rows of a model, not {row!r}.")
+                kind, columns = type(row), claim_columns(type(row))
             if (claim := standing_claim(row)) is not None:
-                place = claim.alias, owners[kind], claim.pk
-                first = firsts.setdefault((*place, claim.token), row)
-                if first is not row:
-                    attach(row, carried_claim(first))
-                    show([row], dict.fromkeys(claim_columns(kind).guarded, models.DEFERRED))
+                first = firsts.setdefault((claim.pk, claim.alias, columns.owner), claim)
+                if first is not claim and first.token == claim.token:
+                    attach(row, first)
+                    show([row], dict.fromkeys(columns.guarded, models.DEFERRED))
                     continue
-                # If a row is there under two tokens, one of these is over. Two statements tell which.
-                is_known = firsts.setdefault(place, row) is not row
-                group = claim.alias, kind, claim.token if is_known else None
-                groups.setdefault(group, {})[claim] = row
+                # Of two tokens of a row one is over. Two statements tell which.
+                other = None if first is claim else claim.token
+                groups.setdefault((claim.alias, kind, other), {})[claim] = row
             self.rows.append(row)
         #: What one verb writes in one transaction, sorted by database and table.
         self.held: list[HeldRows] = []
@@ -164,23 +162,23 @@ class Given:
         """
         written = _write(held, verb)
         if verb.how is not None:
-            end_claims(carried_claims(written), verb.how)
+            end_claims(written.claims, verb.how)
             columns, shown = held.target.columns, verb.sets if verb.shown is None else verb.shown
             # What only the database knows is read when asked for.
             values = {
                 getattr(columns, role): _KNOWN.get(to, models.DEFERRED)
                 for role, to in shown.items()
             }
-            show(written, values)
+            show(written.rows, values)
         if verb.signal is not None and verb.signal.receivers:
-            send_of_rows(verb.signal, written, **verb.facts)
-        self._written += written
+            send_of_rows(verb.signal, written.rows, **verb.facts)
+        self._written += written.rows
 
     def end(self) -> int:
         """Return how many rows were written; ClaimLost naming the others if these are not all."""
-        written = set(map(id, self._written))
-        if lost := [row for row in self.rows if id(row) not in written]:
-            raise_lost(lost, self._written)
+        if len(self._written) < len(self.rows):
+            written = set(map(id, self._written))
+            raise_lost([row for row in self.rows if id(row) not in written], self._written)
         return len(self._written)
 
 
@@ -197,10 +195,17 @@ def write_all(rows: object, verb: "Write") -> int:
 
 @dataclass(kw_only=True)
 class Write:
-    """What one verb does to claimed rows; one that does more than set columns overrides ``change`` and ``then``."""
+    """What one verb does to claimed rows."""
 
     #: What becomes of all rows alike.
     sets: Columns
+    #: Returns columns in which each row gets a value of its own, and how many these are.
+    own: Callable[[HeldRows], Sequence[OwnValues]] | None = None
+    per_row: int = 0
+    #: Whether the statement deletes the rows.
+    deletes: bool = False
+    #: What else belongs to the same transaction: each step is called with the rows of one statement, just written.
+    then: Sequence[Callable[[HeldRows], None]] = ()
     #: What the instances show of it, where that is something else.
     shown: Columns | None = None
     #: How the verb ends the claims; None if they go on and the instances show no change.
@@ -208,47 +213,38 @@ class Write:
     signal: Signal | None = None
     #: What the signal carries beside the rows.
     facts: Mapping[str, object] = field(default_factory=dict)
-    #: How many values of its own each row adds to the statement.
-    per_row: int = 0
-    #: Whether ``then`` writes more in the same transaction.
-    has_more: bool = False
     #: Whether an error leaves the caller's transaction usable.
     savepoint: bool = True
 
-    def change(self, held: HeldRows) -> Change | None:
-        """Return what the statement sets; None deletes the rows."""
-        return Change(held.target.setting(self.sets))
 
-    def then(self, held: HeldRows) -> None:
-        """Do what belongs to the same transaction, with the rows of one statement that were just written."""
-
-
-def _write(held: HeldRows, verb: Write) -> list[models.Model]:
+def _write(held: HeldRows, verb: Write) -> HeldRows:
     """Write the rows whose claims stand and return them; nothing is raised for the others.
 
     If the COMMIT was not answered, the rows tell its outcome: those in the verb's state under their token count
     as written, those still held are written again, and those that have moved on are marked as ambiguous. A database
     that stays away is its own error; the next try begins by asking the rows.
     """
-    written: list[models.Model] = []
+    target, committed = held.target, list[tuple[Claim, models.Model]]()
     may_autocommit = True
     while held.rows:
         unsure = [row for claim, row in held.pairs if claim.unanswered]
         # Inside the caller's transaction nothing can be waited for. The fence is enough there.
-        if unsure and no_transaction(held.target.dialect.connection):
+        if unsure and no_transaction(target.dialect.connection):
             judged = judge_ambiguous_commit(unsure, finished=verb.sets.get("status"))
-            written += judged.committed
+            committed += [(carried_claim(row), row) for row in judged.committed]
             settled = carried_claims([*judged.committed, *judged.ambiguous])
             held = held.but_for({claim.pk for claim in settled})
+            continue
         try:
-            return written + (_send(held, verb, may_autocommit).rows if held.rows else [])
+            sent = _send(held, verb, may_autocommit)
+            return HeldRows(target, committed + sent.pairs) if committed else sent
         except AmbiguousCommit as error:
             held = error.result or held
             for claim in held.claims:
                 claim.unanswered = True
             # The next try is a transaction: a statement that ends its session would be sent for ever.
             may_autocommit = False
-    return written
+    return HeldRows(target, committed)
 
 
 class _SomeAreLost(Exception):
@@ -262,7 +258,7 @@ def _send(held: HeldRows, verb: Write, may_autocommit: bool) -> HeldRows:
     """
     target, parts = held.target, held.parts(verb.per_row)
     knows_keys = target.dialect.returns_updated
-    is_plain = len(parts) == 1 and not verb.has_more and (knows_keys or len(held.rows) == 1)
+    is_plain = len(parts) == 1 and not verb.then and (knows_keys or len(held.rows) == 1)
     if may_autocommit and is_plain and can_autocommit(target):
         keys = autocommit(target, _send_one, held, verb)
         if keys is not None:
@@ -280,7 +276,7 @@ def _send_parts(parts: list[HeldRows], verb: Write, *, lock: bool = False) -> He
     written = []
     for part in parts:
         held = part.standing(WAIT) if lock else part
-        keys = _send_one(held, verb) if held.rows else ()
+        keys = _send_one(held, verb) if held.pairs else ()
         if lock:
             # The count does not matter: a server may not count a row that has not changed.
             keys = held.keys
@@ -288,16 +284,19 @@ def _send_parts(parts: list[HeldRows], verb: Write, *, lock: bool = False) -> He
             raise _SomeAreLost
         written.append(held.only(set(keys)))
     # From here on nothing is rolled back.
-    for held in written if verb.has_more else ():
-        if held.rows:
-            verb.then(held)
+    for held in written:
+        for step in verb.then if held.rows else ():
+            step(held)
     return HeldRows(parts[0].target, [pair for held in written for pair in held.pairs])
 
 
 def _send_one(held: HeldRows, verb: Write) -> Keys | None:
     """Send one statement and return the keys written; None where the count was short and does not say which."""
-    dialect, table, fence = held.target.dialect, held.target.table, held.fence()
-    statement = dialect.writing(table, held.keys, verb.change(held), fence)
+    dialect, table, change = held.target.dialect, held.target.table, None
+    if not verb.deletes:
+        own = verb.own(held) if verb.own is not None else ()
+        change = Change(held.target.setting(verb.sets), own)
+    statement = dialect.writing(table, held.keys, change, held.fence())
     return dialect.written(table, statement, held.keys)
 
 
@@ -329,6 +328,8 @@ def lock_claims(rows: Iterable[models.Model]) -> list[models.Model]:
 
 # Claims that stand no more
 
+NO_CLAIM = "it carries no claim; only rows that claim_batch() or with_token() returned do, until a verb ends them"
+
 
 def raise_lost(lost: Sequence[models.Model], written: Sequence[models.Model]) -> NoReturn:
     """Log, send as a signal and raise which claims stand no more; CommitUnknown where a COMMIT is ambiguous."""
@@ -337,7 +338,8 @@ def raise_lost(lost: Sequence[models.Model], written: Sequence[models.Model]) ->
         if (claim := claim_of(row)) is not None:
             claim.lost = True
             ambiguous += [row] if claim.ambiguous else []
-    reason = _why_none_is_carried(lost)
+    carries_none = all(standing_claim(row) is None for row in lost)
+    reason = NO_CLAIM if carries_none else ""
     error = ClaimLost(lost, written, reason=reason)
     if ambiguous:
         error = CommitUnknown(lost, written, ambiguous, reason=reason)
@@ -347,21 +349,14 @@ def raise_lost(lost: Sequence[models.Model], written: Sequence[models.Model]) ->
 
 
 def _log(error: ClaimLost) -> None:
-    """Log the losses; a worker logs those of its rows itself, with what it knows beside."""
-    rows = error.lost
-    if all((claim := standing_claim(row)) is not None and claim.watched for row in rows):
+    """Log losses once; a worker logs those of its rows itself, with what it knows beside."""
+    rows, claims = error.lost, [standing_claim(row) for row in error.lost]
+    if all(one is not None and (one.watched or one.loss_logged) for one in claims):
         return
+    for one in filter(None, claims):
+        one.loss_logged = True
     facts = {"model": rows[0]._meta.label, "keys": [str(row.pk) for row in rows], "rows": len(rows)}
     logger.warning("%s", redact(str(error)), extra={"event": "lost", **facts})
-
-
-def _why_none_is_carried(lost: Sequence[models.Model]) -> str:
-    without = [row for row in lost if standing_claim(row) is None]
-    if without and all(claim_of(row) is not None for row in without):
-        return "it carries no claim any more: a verb of its own has ended it"
-    if len(without) == len(lost):
-        return "it carries no claim; only rows that claim_batch() or with_token() returned do, until a verb ends them"
-    return ""
 
 
 # Renewing: leases are extended without waiting for a row that somebody has locked, and none is shortened
@@ -407,7 +402,6 @@ def renew(given: Given, lease: timedelta | None = None) -> Renewed:
         # Each part is a transaction: an error in one takes nothing back of those before it.
         for claim in carried_claims(result.renewed):
             claim.extend(started, lease)
-        send_of_rows(rows_renewed, result.renewed)
         for row in result.lost:
             carried_claim(row).lost = True
     return result
@@ -424,10 +418,9 @@ def _renew_part(part: HeldRows, lease: timedelta, result: Renewed) -> None:
 
 def _send_renewal(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> dict[Key, str]:
     target, extend = part.target, partial(_extend, part.only(set(keys)), lease)
+    is_plain = target.dialect.returns_updated and can_autocommit(target)
     try:
-        if target.dialect.returns_updated and can_autocommit(target):
-            return autocommit(target, extend)
-        return in_transaction(target, extend)
+        return (autocommit if is_plain else in_transaction)(target, extend)
     except AmbiguousCommit:
         # A renewal may be repeated: it shortens no lease, and it is fenced.
         return in_transaction(target, extend)

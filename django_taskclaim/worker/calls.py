@@ -16,7 +16,7 @@ from django.db.models import Model
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.notify import QUIET, Listener, can_call, why_deaf
+from django_taskclaim.db.notify import QUIET, SILENCE, Listener, can_call, why_deaf
 from django_taskclaim.handlers import Handler
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import logger
@@ -126,7 +126,7 @@ class Calls:
         self._listener = Listener.on(connection, self._hear)
         # What came in before is for the next poll, unless somebody looks now.
         for table in self._models:
-            self._hear(table, 0.0)
+            self._hear(table)
         return True
 
     def wait(self, seconds: float) -> None:
@@ -135,11 +135,11 @@ class Calls:
         is_there = listener and listener.still_on(connections[self._options.using])
         self.wake_event.wait(seconds, listener if is_there else None)
 
-    def _hear(self, table: str, silence: float) -> None:
+    def _hear(self, table: str) -> None:
         now = clock()
         for model in self._models.get(table, ()):
             look = self._looks[model]
             is_first = look.called < look.began
-            look.called, look.silent_until = now, max(look.silent_until, now + silence)
+            look.called, look.silent_until = now, now + SILENCE
             if is_first:
                 self._on_call()

@@ -15,7 +15,7 @@ from django_taskclaim.exceptions import ClaimColumnError
 from django_taskclaim.handlers import handler, unregister
 from tests.checks.support import ids, text
 from tests.querysets.models import ChildArchive, Parcel, ParcelArchive
-from tests.testapp.models import Child, ClaimOnly, Parent, Photo, UuidKey
+from tests.testapp.models import Child, ClaimOnly, Parent, Photo
 
 Find = Callable[..., list[CheckMessage]]
 
@@ -91,7 +91,6 @@ def test_what_could_be_neither_claimed_nor_written_is_refused_at_once(
         (Photo, Archive(Photo), ["E051"], "on a table of its own"),
         (Child, Archive(Parent), ["E051"], "on a table of its own"),
         (Photo, Archive(Child), ["E051"], "on a table of its own"),
-        (UuidKey, Archive(ParcelArchive), ["E053"], "needs "),
         (ClaimOnly, "clear", ["E052"], "needs RetryMixin"),
     ],
 )

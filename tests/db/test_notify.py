@@ -25,12 +25,11 @@ def hear(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
     called_for.update(models)
     monkeypatch.setattr(notify, "_callers", {})
     # No call is followed by silence.
-    monkeypatch.setattr(notify, "QUIET", 0.0)
-    monkeypatch.setattr(notify, "SHARE", float("inf"))
+    monkeypatch.setattr(notify, "SILENCE", 0.0)
     other = connections.create_connection("default")
     other.ensure_connection()
     calls: list[str] = []
-    listener = Listener.on(other, lambda table, silence: calls.append(table))
+    listener = Listener.on(other, calls.append)
 
     def new_calls() -> list[str]:
         # What was committed before has arrived with the answer to a statement.
@@ -94,7 +93,7 @@ def test_a_transaction_calls_once_and_only_after_its_commit(hear: Hear) -> None:
 def test_a_process_that_inserts_all_the_time_calls_rarely(
     hear: Hear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notify, "QUIET", 3600.0)
+    monkeypatch.setattr(notify, "SILENCE", 3600.0)
     for _ in range(3):
         Job.objects.create()
     TextKey.objects.create(pk="a")

@@ -116,15 +116,16 @@ FAULTS = {
                 "    for held, verb in zip(given.held, verbs, strict=True):\n",
                 "    for held, verb in zip(given.held, verbs, strict=True):\n"
                 "        for row in held.rows:\n"
-                "            values = {f.attname: getattr(row, f.attname) for f in verb.results.own}\n"
+                "            fields = checked_results(type(row), update_fields).own\n"
+                "            values = {f.attname: getattr(row, f.attname) for f in fields}\n"
                 "            rows = models.QuerySet(type(row), using=held.target.alias)\n"
                 "            rows.filter(pk=row.pk).update(**values) if values else None\n"
-                "        verb.results, verb.per_row = Results(), 0\n",
+                "        verb.own, verb.per_row = None, 0\n",
             ),
         ),
         fault(
             "complete() of rows whose claim was lost raises nothing.",
-            ("querysets/writes.py", "if lost := [row for", "if False and [row for"),
+            ("querysets/writes.py", "if len(self._written) < len(self.rows)", "if False"),
         ),
         fault(
             "A row that is released keeps its iteration.",
