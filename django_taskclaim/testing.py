@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.claiming import claim
 from django_taskclaim.querysets.cursor import Request
 from django_taskclaim.states import Status
-from django_taskclaim.worker.batch import Ambiguous, Done, Failed, HeldRow, WorkItem, hold
+from django_taskclaim.worker.batch import Done, Failed, HeldRow, Outcome, WorkItem, hold
 from django_taskclaim.worker.calling import Answer, prepare
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
@@ -73,7 +74,7 @@ def run_due(
     inflight, ran = InFlight(), Ran()
     running = _Inline(alias, inflight, cast(LeaseKeeper, _NoKeeper), None)
     sizes = {handler.model: BatchSize(handler, threads=1)}
-    writer = Writer(alias, inflight, Counters(), sizes, _NoKeeper.was_away_since)
+    writer = _Writer(alias, inflight, Counters(), sizes, _NoKeeper.was_away_since)
     #: Keys of rows that have come back.
     had: list[Key] = []
     while size := min(handler.batch_size, math.inf if limit is None else limit - ran.total):
@@ -85,19 +86,20 @@ def run_due(
         if not claimed:
             break
         inflight.add(hold(handler, prepare(handler, claimed)))
-        results: list[HeldRow] = []
+        rows_of_claim: list[HeldRow] = []
         while (item := inflight.take(0, _NEVER, is_async=False)) is not None:
             running.run(item)
             inflight.settle(item)
-            results += item.rows
+            rows_of_claim += item.rows
         # As a worker does: the rows of one claim together.
         while (moment := inflight.write_at()) < math.inf:
             time.sleep(max(0.0, moment - clock()))
             writer.write()
-        for held in results:
-            counter = _counter_of(held)
+        for held in rows_of_claim:
+            outcome = writer.outcomes.get(held)
+            counter = _counter_of(held.row, outcome)
             setattr(ran, counter, getattr(ran, counter) + 1)
-            ran.errors += _errors_of(held)
+            ran.errors += _errors_of(held, outcome)
             if isinstance(handler.completion, Clear) or counter not in ("completed", "failed"):
                 had.append(held.claim.pk)
     return ran
@@ -113,9 +115,20 @@ async def arun_due(
 _NEVER = threading.Event()
 
 
-def _counter_of(result: HeldRow) -> str:
-    """Return the field of ``Ran`` in which a row is counted whose result has been written."""
-    row, outcome = result.row, result.outcome
+class _Writer(Writer):
+    """A writer that keeps what it has written of each row."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.outcomes: dict[HeldRow, Outcome] = {}
+
+    def _note(self, rows: Sequence[HeldRow], outcome: Outcome, seconds: float) -> None:
+        super()._note(rows, outcome, seconds)
+        self.outcomes |= dict.fromkeys(rows, outcome)
+
+
+def _counter_of(row: models.Model, outcome: Outcome | None) -> str:
+    """Return the field of ``Ran`` in which a row is counted of which this has been written."""
     claim = claim_of(row)
     if claim is not None and claim.lost:
         return "lost"
@@ -127,11 +140,11 @@ def _counter_of(result: HeldRow) -> str:
     return "completed" if isinstance(outcome, (Done, Ended)) else "released"
 
 
-def _errors_of(result: HeldRow) -> list[BaseException | str]:
+def _errors_of(held: HeldRow, outcome: Outcome | None) -> list[BaseException | str]:
     """Return what the handler raised, or in words what it has failed the row with itself."""
-    if isinstance(result.outcome, Ended):
-        return [": ".join(filter(None, result.outcome.failure))] if result.outcome.failure else []
-    return [result.outcome.error] if isinstance(result.outcome, (Failed, Ambiguous)) else []
+    if isinstance(outcome, Ended):
+        return [": ".join(filter(None, outcome.failure))] if outcome.failure else []
+    return [] if held.error is None else [held.error]
 
 
 class _NoKeeper:

@@ -186,18 +186,10 @@ class HeldRow:
     abandoned: bool = False
     #: The handler has saved its instance as another row (``row.pk = None``); ``row`` is a bare one of this row since.
     remade: bool = False
-    #: What is to become of it, once that is known. Of a batch that is run in halves some rows have it before others.
-    outcome: Outcome | None = None
     #: Seconds that the handler took; of a call with several rows this one's share.
     ran: float = 0.0
-    #: By ``clock()``, when the outcome came, or when a row that somebody has locked is to be written again.
-    came: float = 0.0
-    #: Somebody had the row locked at the last try to write it, or may have: nobody waits for the lock.
-    locked: bool = False
-    #: It is written by itself then, for it met a lock beside others.
-    alone: bool = False
-    #: The thread of an abandoned handler: its database session is ended if the row is locked.
-    thread: int | None = None
+    #: What its outcome says went wrong, with the traceback of this row.
+    error: BaseException | str | None = None
 
     def __init__(self, row: Any, handler: Handler, batch: Batch, number: int = 0) -> None:
         self.row = row
@@ -241,6 +233,27 @@ class HeldRow:
         return not (claim.lost or self.abandoned or claim.ended or self.is_overdue(now))
 
 
+@dataclass(eq=False, slots=True)
+class Result:
+    """Rows of one handler that came to the same outcome, until it is written."""
+
+    rows: list[HeldRow]
+    outcome: Outcome
+    #: By ``clock()``, when the first of them came to it, or when rows that somebody has locked are to be tried again.
+    came: float = field(default_factory=clock)
+    #: Somebody had the rows locked at the last try to write them, or may have: nobody waits for the lock.
+    locked: bool = False
+    #: It is one row that is written by itself then, for it met a lock beside others.
+    alone: bool = False
+    #: The thread of an abandoned handler: its database session is ended if the rows are locked.
+    thread: int | None = None
+
+    @property
+    def handler(self) -> Handler:
+        """The handler that all rows are for."""
+        return self.rows[0].handler
+
+
 class WorkItem:
     """What one call of a handler is about: one row, or for a batch handler the rows of one claim.
 
@@ -256,22 +269,25 @@ class WorkItem:
         self.rows = rows
         #: The rows of the call under way: fewer than the item's while a batch is run in halves.
         self.called = rows
+        #: What became of its rows so far. Of a batch that is run in halves some rows have an outcome before others.
+        self.results: list[Result] = []
 
     @property
     def has_begun(self) -> bool:
         """Say whether the handler was called; a coroutine waits until its event loop comes to it."""
         return self.started < math.inf
 
-    def begin(self, called: list[HeldRow]) -> None:
-        """Note that a call with these rows begins in this thread."""
+    def begin(self, called: list[HeldRow], now: float | None = None) -> None:
+        """Note that a call with these rows begins in this thread, or began at *now*."""
         self.thread = threading.get_ident()
         # In this order: who looks at the rows first, and at the time then, takes no new call for one that overran.
-        self.started = clock()
+        self.started = clock() if now is None else now
         self.called = called
 
     def open_rows(self) -> list[HeldRow]:
         """Return the rows of which it is not known yet what is to become of them."""
-        return [held for held in self.rows if held.outcome is None]
+        judged = {held for result in self.results for held in result.rows}
+        return [held for held in self.rows if held not in judged]
 
     def ran(self) -> float:
         """Return how many seconds of its timeout the call under way has used."""

@@ -60,10 +60,10 @@ class Executor(threading.Thread):
     def _inform_breaker(self, item: WorkItem) -> None:
         """Count what says something of the surroundings: a bad row, and one put back, say nothing."""
         model, good, bad = item.handler.model, 0, 0
-        for held in item.rows:
-            match held.outcome:
+        for result in item.results:
+            match result.outcome:
                 case Done() | Ended(completed=True):
-                    good += 1
+                    good += len(result.rows)
                 case Failed(error):
                     bad += not isinstance(error, Permanent)
                 case Ended(failure=(_, _), permanent=False):

@@ -8,7 +8,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from django.db.models import Model
 
@@ -22,6 +22,7 @@ from django_taskclaim.worker.batch import (
     Notes,
     Outcome,
     PutBack,
+    Result,
     WorkItem,
 )
 
@@ -38,7 +39,9 @@ class InFlight:
     notes: Notes = field(default_factory=Notes)
     _waiting: dict[type[Model], deque[Batch]] = field(default_factory=dict)
     _running: list[WorkItem] = field(default_factory=list)
-    _unwritten: dict[HeldRow, None] = field(default_factory=dict)
+    _unwritten: dict[Result, None] = field(default_factory=dict)
+    #: One of rows that are done, to which more may be added until the writer asks for it.
+    _growing: Result | None = None
     #: A quarantined item that runs, while which nothing else begins.
     _alone: WorkItem | None = None
     closed: bool = False
@@ -89,15 +92,13 @@ class InFlight:
             is_last = len(batch.waiting) <= self.low or len(self._waiting) > 1
             if is_last or item not in self._running:
                 return None
-            now, before = clock(), len(self._unwritten)
-            done.outcome, done.ran, done.came = DONE, now - item.started, now
-            self._unwritten[done] = None
-            if not before or before >= ENOUGH:
-                self._changed.notify_all()
+            now = clock()
+            done.ran = now - item.started
+            self._add(Result(item.rows, DONE, now))
             held = batch.waiting.popleft()
             batch.started[held.number] = 1
             item.rows = [held]
-            item.begin(item.rows)
+            item.begin(item.rows, now)
             return held
 
     def _start(self, batch: Batch) -> WorkItem:
@@ -153,9 +154,30 @@ class InFlight:
         """Note what is to become of rows of an item that runs; nothing of one that was abandoned before."""
         with self._lock:
             if item in self._running:
-                now = clock()
+                now, done = clock(), list[HeldRow]()
                 for held, outcome in outcomes:
-                    held.outcome, held.ran, held.came = outcome, ran, now
+                    held.ran = ran
+                    if outcome is DONE:
+                        done.append(held)
+                    else:
+                        held.error = getattr(outcome, "error", None)
+                        item.results.append(Result([held], outcome, now))
+                if done:
+                    item.results.append(Result(done, DONE, now))
+
+    def _add(self, result: Result) -> None:
+        """Have a result written."""
+        growing, is_fresh = self._growing, result.outcome is DONE and not result.locked
+        if is_fresh and growing is not None and growing.handler is result.handler:
+            growing.rows += result.rows
+            if len(growing.rows) >= ENOUGH:
+                self._changed.notify_all()
+            return
+        if is_fresh:
+            self._growing = result
+        self._unwritten[result] = None
+        if len(self._unwritten) == 1 or len(self._unwritten) >= ENOUGH:
+            self._changed.notify_all()
 
     def settle(self, item: WorkItem) -> bool:
         """Take the results of an item that ran; False, and nothing taken, if it was abandoned before."""
@@ -163,16 +185,13 @@ class InFlight:
             was_alone, is_kept = item is self._alone, item in self._running
             if was_alone:
                 self._alone = None
-            before = len(self._unwritten)
             if is_kept:
                 self._running.remove(item)
-                for held in item.rows:
-                    if held.outcome is not None:
-                        self._unwritten[held] = None
+                for result in item.results:
+                    self._add(result)
             is_last = item.handler.model not in self._waiting
             # A coroutine that has ended makes room for another.
-            makes_room = was_alone or is_last or item.handler.is_async
-            if makes_room or not before or len(self._unwritten) >= ENOUGH:
+            if was_alone or is_last or item.handler.is_async:
                 self._changed.notify_all()
             return is_kept
 
@@ -192,10 +211,14 @@ class InFlight:
             if item not in self._running or (called is not None and item.called is not called):
                 return
             self._running.remove(item)
-            self._unwritten |= dict.fromkeys(item.rows)
+            hit, others = list[HeldRow](), list[HeldRow]()
             for held in item.open_rows():
-                held.ran, held.thread = ran, item.thread
-                self.give_back([held], outcome if held in item.called else NOT_STARTED)
+                held.ran = ran
+                (hit if held in item.called else others).append(held)
+            for result in item.results:
+                self._add(result)
+            self.give_back(hit, outcome, item.thread)
+            self.give_back(others, thread=item.thread)
             self.wake()
 
     def put_back(
@@ -210,8 +233,9 @@ class InFlight:
                 for item in self._running:
                     if which(item.rows[0]):
                         item.ask_back(recall)
-            taken: list[HeldRow] = []
+            number = 0
             for model, batches in list(self._waiting.items()):
+                taken: list[HeldRow] = []
                 for batch in batches:
                     waiting, batch.waiting = batch.waiting, deque()
                     for held in waiting:
@@ -220,17 +244,25 @@ class InFlight:
                 self._waiting[model] = deque(batch for batch in batches if batch.waiting)
                 if not self._waiting[model]:
                     del self._waiting[model]
-            self.give_back(taken)
-            return len(taken)
-
-    def give_back(self, rows: Iterable[HeldRow], outcome: Outcome = NOT_STARTED) -> None:
-        """Have rows released that neither wait for a handler nor run; their leases are not renewed meanwhile."""
-        with self._lock:
-            for held in rows:
-                held.abandoned = held.locked = True
-                held.outcome, held.came = outcome, clock()
-                self._unwritten[held] = None
+                self.give_back(taken)
+                number += len(taken)
             self.wake()
+            return number
+
+    def give_back(
+        self, rows: Iterable[HeldRow], outcome: Outcome = NOT_STARTED, thread: int | None = None
+    ) -> None:
+        """Have rows of one handler released that neither wait for it nor run; their leases are not renewed meanwhile.
+
+        Where *thread* may still be at work on them, its session is ended if it has them locked.
+        """
+        given = list(rows)
+        for held in given:
+            held.abandoned = True
+        if given:
+            with self._lock:
+                self._add(Result(given, outcome, locked=True, thread=thread))
+                self.wake()
 
     def close(self) -> int:
         """Let nothing more in, put back every waiting row, and ask for those that run."""
@@ -241,37 +273,45 @@ class InFlight:
     def give_up_results(self) -> None:
         """Have rows released whose results could not be written until now."""
         with self._lock:
+            self._growing = None
             for result in self._unwritten:
                 result.came = clock()
                 if not isinstance(result.outcome, (PutBack, Ended)):
                     result.outcome = PutBack("its result could not be written")
             self.wake()
 
-    def unwritten(self) -> list[HeldRow]:
+    def unwritten(self) -> list[Result]:
         """Return what may be written now, the oldest first; what has met a lock comes last."""
         with self._lock:
-            fresh, locked = self._fresh_and_locked()
-            now = clock()
-            again = [result for result in locked if result.came <= now]
-            return [*fresh, *sorted(again, key=lambda result: result.came)]
+            self._growing, now = None, clock()
+            due = [one for one in self._unwritten if not one.locked or one.came <= now]
+            return sorted(due, key=lambda one: one.locked and one.came)
 
-    def _fresh_and_locked(self) -> tuple[list[HeldRow], list[HeldRow]]:
-        results = list(self._unwritten)
-        locked = [result for result in results if result.locked]
-        return [result for result in results if not result.locked] if locked else results, locked
-
-    def written(self, results: Iterable[HeldRow]) -> None:
-        """Let go of these rows."""
+    def merge(self, results: Sequence[Result]) -> Result:
+        """Make one result of several with the same outcome, which the writer alone knows of."""
         with self._lock:
-            for result in results:
-                self._unwritten.pop(result, None)
+            first, *others = results
+            for other in others:
+                first.rows += other.rows
+                del self._unwritten[other]
+            return first
+
+    def split(self, result: Result, rows: Sequence[HeldRow]) -> Result:
+        """Make a result of its own of some of the rows of one, or of all, and return it."""
+        with self._lock:
+            if len(rows) == len(result.rows):
+                return result
+            parted = set(rows)
+            result.rows = [held for held in result.rows if held not in parted]
+            part = replace(result, rows=list(rows))
+            self._unwritten[part] = None
+            return part
+
+    def written(self, result: Result, rows: Sequence[HeldRow]) -> None:
+        """Let go of these rows of a result."""
+        with self._lock:
+            del self._unwritten[self.split(result, rows)]
             self._changed.notify_all()
-
-    def postpone(self, results: Iterable[HeldRow], seconds: float) -> None:
-        """Postpone these results by so many seconds; others are written before them."""
-        with self._lock:
-            for result in results:
-                result.came, result.locked = clock() + seconds, True
 
     def write_at(self, *, more_to_come: bool = False) -> float:
         """Return when, by ``clock()``, there is something to be written; infinity where there is nothing.
@@ -280,12 +320,12 @@ class InFlight:
         oldest result has waited long enough, or a row that somebody had locked is to be tried again.
         """
         with self._lock:
-            fresh, locked = self._fresh_and_locked()
+            fresh, moment = 0, math.inf
+            for result in self._unwritten:
+                fresh += 0 if result.locked else len(result.rows)
+                moment = min(moment, result.came + (0.0 if result.locked else LINGER))
             is_last = not more_to_come and self.runs_dry()
-            if fresh and (is_last or len(fresh) >= ENOUGH):
-                return 0.0
-            moments = [result.came for result in locked] + [one.came + LINGER for one in fresh[:1]]
-            return min(moments, default=math.inf)
+            return 0.0 if fresh and (is_last or fresh >= ENOUGH) else moment
 
     # Looking
 
@@ -294,7 +334,8 @@ class InFlight:
         with self._lock:
             running = [held for item in self._running for held in item.rows]
             waiting = [held for some in self._waiting.values() for b in some for held in b.waiting]
-            return [*running, *waiting, *self._unwritten]
+            ended = [held for result in self._unwritten for held in result.rows]
+            return [*running, *waiting, *ended]
 
     def running(self) -> list[WorkItem]:
         """Return the items that executors have taken, without the abandoned ones."""

@@ -35,7 +35,7 @@ from django_taskclaim.ranges.walking import halve
 from django_taskclaim.signals import after_commit
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
-from django_taskclaim.worker.batch import DONE, Ambiguous, Done, Failed, HeldRow, Outcome, PutBack
+from django_taskclaim.worker.batch import Ambiguous, Done, Failed, HeldRow, Outcome, PutBack, Result
 from django_taskclaim.worker.calling import complete, judged
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
@@ -88,189 +88,203 @@ class Writer:
 
         Those that could not be written stay, and trouble is raised.
         """
-        groups = _alike(self.inflight.unwritten())
+        results = self._alike(self.inflight.unwritten())
         end = math.inf
-        for results in groups:
-            if results[0].alone:
+        for result in results:
+            if result.alone:
                 # Each may wait for a lock; others get their turn in between.
                 end = min(end, clock() + PATIENCE)
                 if clock() >= end:
                     # Together with those like it at the next try, for the lock may be gone by then.
-                    results[0].alone = False
+                    result.alone = False
                     continue
-            with working_on(results[0].handler.model):
-                self._write(results)
-        return any(type(results[0].outcome) is not Ended for results in groups)
+            with working_on(result.handler.model):
+                self._write(result)
+        return any(type(result.outcome) is not Ended for result in results)
 
-    def _write(self, results: Sequence[HeldRow]) -> None:
-        """Write results that one statement can write; where it fails because of a few, all the others."""
+    def _alike(self, results: list[Result]) -> list[Result]:
+        """Merge results that one statement can write."""
+        groups: dict[object, list[Result]] = {}
+        for result in results:
+            groups.setdefault(_kind(result), []).append(result)
+        return [self.inflight.merge(group) for group in groups.values()]
+
+    def _write(self, result: Result) -> None:
+        """Write a result with one statement; where that fails because of a few rows, those of all the others."""
         search = _Search(self.using, self.was_away_since)
 
-        def attempt(part: Sequence[HeldRow]) -> None:
+        def attempt(rows: Sequence[HeldRow]) -> None:
             try:
-                self._send(part)
+                self._send(result, rows)
             except TROUBLE as error:
                 # What a session in trouble refused may pass at a second try.
                 if not search.is_of_a_row(error):
                     raise
-                self._send(part)
+                self._send(result, rows)
 
         found: list[Bad[HeldRow]] = []
-        for bad in bisect(results, attempt, search.is_of_a_row):
+        for bad in bisect(list(result.rows), attempt, search.is_of_a_row):
             if isinstance(bad, Bad):
                 search.check(bad.error, is_first=not found)
                 found.append(bad)
-        for result, refusal in found:
-            self._refused(result, refusal)
+        for held, error in found:
+            self._refused(self.inflight.split(result, [held]), error)
 
-    def _send(self, part: Sequence[HeldRow]) -> None:
-        """Write results in one statement, all or those that nobody has locked; the others come round again."""
-        results, locked = list(part), list[HeldRow]()
-        for result in results:
-            result.ending = True
-            if result.abandoned:
+    def _send(self, result: Result, rows: Sequence[HeldRow]) -> None:
+        """Write rows of a result in one statement, all or those that nobody has locked; the others come round again."""
+        locked: Sequence[HeldRow] = ()
+        for held in rows:
+            held.ending = True
+            if held.abandoned:
                 # Its handler may be saving it as another row.
-                result.carrier()
+                held.carrier()
         self.last_turn = clock()
         try:
             with waiting_once(self.using):
-                if results[0].locked:
-                    results, locked = self._write_unlocked(results)
+                if result.locked:
+                    rows, locked = self._write_unlocked(result, rows)
                 else:
-                    self._apply(results)
+                    self._apply(result, rows)
         except ClaimLost as error:
-            self._log_lost(_those_of(results, error.lost))
+            self._log_lost(result, _those_of(rows, error.lost))
         except Exception as error:
             if not is_contention(error) or dialect_for(connections[self.using]).has_one_writer:
                 raise
-            self._go_around(results, error)
+            self._go_around(self.inflight.split(result, rows), error)
             return
-        self._let_go(results)
-        self._postpone(locked)
+        self._let_go(result, rows)
+        if locked:
+            self._postpone(self.inflight.split(result, locked))
 
-    def _let_go(self, results: list[HeldRow]) -> None:
+    def _let_go(self, result: Result, rows: Sequence[HeldRow]) -> None:
         """Hold these rows no longer; a batch of which nothing is left has come to its end."""
-        self.inflight.written(results)
-        for result in results:
-            result.batch.left -= 1
-            if not result.batch.left:
-                seconds = clock() - result.batch.claimed_at
-                self.counters.count_batch(result.handler.model, seconds)
-        ran = sum(result.ran for result in results)
-        if ran and type(results[0].outcome) in (Done, Ended):
-            self.sizes[results[0].handler.model].note(len(results), ran)
+        self.inflight.written(result, rows)
+        for held in rows:
+            held.batch.left -= 1
+            if not held.batch.left:
+                seconds = clock() - held.batch.claimed_at
+                self.counters.count_batch(held.handler.model, seconds)
+        ran = sum([held.ran for held in rows])
+        if ran and type(result.outcome) in (Done, Ended):
+            self.sizes[rows[0].handler.model].note(len(rows), ran)
 
-    def _write_unlocked(self, results: list[HeldRow]) -> tuple[list[HeldRow], list[HeldRow]]:
+    def _write_unlocked(
+        self, result: Result, rows: Sequence[HeldRow]
+    ) -> tuple[list[HeldRow], list[HeldRow]]:
         """Write the rows that nobody has locked, and return all but the locked ones, and those."""
         dialect = dialect_for(connections[self.using])
         with dialect.own_transaction():
-            free, busy = lock_free(_rows_of(results))
-            unlocked, locked = _those_of(results, free), _those_of(results, busy)
+            free, busy = lock_free(_rows_of(rows))
+            unlocked, locked = _those_of(rows, free), _those_of(rows, busy)
             if unlocked:
                 with dialect.limit_lock_wait(WAIT_AGAIN):
-                    self._apply(unlocked)
-        decided = [result for result in results if result not in locked]
-        self._log_lost(result for result in decided if result not in unlocked)
+                    self._apply(result, unlocked)
+        decided = [held for held in rows if held not in locked]
+        self._log_lost(result, [held for held in decided if held not in unlocked])
         return decided, locked
 
-    def _go_around(self, results: list[HeldRow], error: Exception) -> None:
-        """Have results that met a lock written around it, and then each alone, for it may refer to a locked row."""
-        first = results[0]
-        if first.locked and len(results) == 1:
+    def _go_around(self, result: Result, error: Exception) -> None:
+        """Have a result that met a lock written around it, and then row by row, for one may refer to a locked row."""
+        if result.locked and len(result.rows) == 1:
             self._limited.warn(
-                f"{first.handler.model._meta.label}: a result waits for a lock that somebody holds",
+                f"{result.handler.model._meta.label}: a result waits for a lock that somebody holds",
                 error,
             )
-            self._postpone(results)
-            return
-        for result in results:
-            result.ending, result.alone = False, first.locked
-        self.inflight.postpone(results, 0.0)
-
-    def _postpone(self, results: list[HeldRow], seconds: float = LOCKED) -> None:
-        """Let results wait, and their rows be renewed meanwhile."""
-        for result in results:
-            result.ending = False
-            if result.thread is not None and end_session_of(result.thread, self.using):
-                logger.error("%s: its database session was ended", named(result.row))
-                result.thread, seconds = None, FREED
-        self.inflight.postpone(results, seconds)
-
-    def _refused(self, result: HeldRow, error: Exception) -> None:
-        """Fail a row whose result the database refuses: that is its own fault."""
-        if isinstance(result.outcome, Done):
-            result.outcome = judged(result.row, error)
-            self._write([result])
+            self._postpone(result)
+        elif result.locked:
+            for held in list(result.rows):
+                one = self.inflight.split(result, [held])
+                held.ending, one.alone, one.came = False, True, clock()
         else:
-            unrecorded(result.row, error)
-            self._let_go([result])
+            for held in result.rows:
+                held.ending = False
+            result.locked, result.came = True, clock()
 
-    def _log_lost(self, results: Iterable[HeldRow]) -> None:
-        for result in results:
-            if (ended := result.claim.how_ended()) is not None:
+    def _postpone(self, result: Result) -> None:
+        """Let a result wait, and its rows be renewed meanwhile."""
+        for held in result.rows:
+            held.ending = False
+        seconds = LOCKED
+        if result.thread is not None and end_session_of(result.thread, self.using):
+            logger.error("%s: its database session was ended", named(result.rows[0].row))
+            result.thread, seconds = None, FREED
+        result.locked, result.came = True, clock() + seconds
+
+    def _refused(self, result: Result, error: Exception) -> None:
+        """Fail a row whose result the database refuses: that is its own fault."""
+        (held,) = result.rows
+        if isinstance(result.outcome, Done):
+            result.outcome, held.error = judged(held.row, error), error
+            self._write(result)
+        else:
+            unrecorded(held.row, error)
+            self._let_go(result, [held])
+
+    def _log_lost(self, result: Result, rows: Iterable[HeldRow]) -> None:
+        for held in rows:
+            if (ended := held.claim.how_ended()) is not None:
                 # By its handler, which went on after its time was over.
-                result.outcome = ended
-                self._note([result], ended, 0.0)
+                self._note([held], ended, 0.0)
                 continue
-            raised = getattr(result.outcome, "error", None)
-            error = raised if isinstance(raised, BaseException) else None
-            if result.claim.ambiguous:
-                _log_undecided(result, error or "the answer to its COMMIT was lost")
+            error = held.error if isinstance(held.error, BaseException) else None
+            if held.claim.ambiguous:
+                _log_undecided(held, error or "the answer to its COMMIT was lost")
             else:
-                lost(result.row, "noticed when its result was written", error=error)
+                lost(held.row, "noticed when its result was written", error=error)
 
     # The verbs
 
-    def _apply(self, results: list[HeldRow]) -> None:
-        """Write by the verb of their outcome, and note what is written; ClaimLost names the others."""
+    def _apply(self, result: Result, rows: Sequence[HeldRow]) -> None:
+        """Write by the verb of the outcome, and note what is written; ClaimLost names the others."""
         # Read once, for a process that ends gives up what is not written yet.
-        outcome = results[0].outcome
+        outcome = result.outcome
         began = clock()
         try:
-            self._call_verb(results, outcome)
+            self._call_verb(rows, outcome)
         except ClaimLost as error:
-            if written := _those_of(results, error.written):
+            if written := _those_of(rows, error.written):
                 self._note(written, outcome, clock() - began)
             raise
-        self._note(results, outcome, clock() - began)
+        self._note(rows, outcome, clock() - began)
 
-    def _call_verb(self, results: list[HeldRow], outcome: Outcome | None) -> None:
+    def _call_verb(self, rows: Sequence[HeldRow], outcome: Outcome) -> None:
+        first = rows[0]
         match outcome:
             case Done():
-                complete(results[0].handler, _rows_of(results))
+                complete(first.handler, _rows_of(rows))
             case PutBack():
                 if outcome.everyone and outcome.delay is not None:
                     # First, or somebody else would claim the row and ask the same in vain.
-                    holder, _, _ = results[0].claim.token.holder.partition(WORKER_MARK)
-                    model, why = results[0].handler.model, outcome.reason
+                    holder, _, _ = first.claim.token.holder.partition(WORKER_MARK)
+                    model, why = first.handler.model, outcome.reason
                     stop_everyone(model, self.using, outcome.delay, why, holder)
-                release(_rows_of(results), outcome.delay, quarantined=outcome.quarantined)
+                release(_rows_of(rows), outcome.delay, quarantined=outcome.quarantined)
             case Failed():
-                fail(_rows_of(results), outcome.error, retry=True)
+                fail(_rows_of(rows), outcome.error, retry=True)
             case Ambiguous():
-                self._decide(results[0], outcome)
+                self._decide(first, outcome)
 
-    def _note(self, results: list[HeldRow], outcome: Outcome | None, seconds: float) -> None:
+    def _note(self, rows: Sequence[HeldRow], outcome: Outcome, seconds: float) -> None:
         """Count and log what has been written, here or before: by the handler, or with its transaction."""
         match outcome:
             case Done() | Ended(completed=True):
-                self.counters.count_done(results[0].handler.model, len(results))
-                ran = sum([result.ran for result in results])
-                changed("completed", _rows_of(results), seconds, ran=ran)
+                self.counters.count_done(rows[0].handler.model, len(rows))
+                ran = sum([held.ran for held in rows])
+                changed("completed", _rows_of(rows), seconds, ran=ran)
             case PutBack():
-                changed("released", _rows_of(results), seconds, why=outcome.reason)
+                changed("released", _rows_of(rows), seconds, why=outcome.reason)
             case Failed():
-                for result in results:
+                for held in rows:
                     # Each row shows its own traceback.
-                    error = getattr(result.outcome, "error", outcome.error)
+                    error = outcome.error if held.error is None else held.error
                     raised = error if isinstance(error, BaseException) else None
-                    self._note_failed(result, class_and_text(error), seconds, raised)
-                    if result.claim.too_long and result.handler.has_ranges:
+                    self._note_failed(held, class_and_text(error), seconds, raised)
+                    if held.claim.too_long and held.handler.has_ranges:
                         # Contention there would roll back the failure with it.
-                        after_commit(self.using, partial(self._halve, result.row))
+                        after_commit(self.using, partial(self._halve, held.row))
             case Ended(failure=(name, text)):
-                for result in results:
-                    self._note_failed(result, (name, text), seconds)
+                for held in rows:
+                    self._note_failed(held, (name, text), seconds)
 
     def _halve(self, row: Model) -> None:
         """Split a range that took too long; where that fails it is tried again as it is."""
@@ -281,27 +295,26 @@ class Writer:
 
     def _note_failed(
         self,
-        result: HeldRow,
+        held: HeldRow,
         described: tuple[str, str],
         seconds: float,
         raised: BaseException | None = None,
     ) -> None:
-        row, (name, text) = result.row, described
+        row, (name, text) = held.row, described
         final = row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED
         self.counters.count_error(type(row), f"{name}: {text}" if name else text, final=final)
-        failed(row, seconds, name, text, ran=result.ran, final=final, raised=raised)
+        failed(row, seconds, name, text, ran=held.ran, final=final, raised=raised)
 
-    def _decide(self, result: HeldRow, outcome: Ambiguous) -> None:
+    def _decide(self, held: HeldRow, outcome: Ambiguous) -> None:
         """Find out, by the token, whether a transaction was committed whose COMMIT was not answered."""
-        found = judge_ambiguous_commit([result.row], patience=0)
+        found = judge_ambiguous_commit([held.row], patience=0)
         if found.still_held:
-            result.outcome = outcome.otherwise
-            self._apply([result])
+            self._call_verb([held], outcome.otherwise)
+            self._note([held], outcome.otherwise, 0.0)
         elif found.committed:
-            result.outcome = COMPLETED
-            self._note([result], COMPLETED, 0.0)
+            self._note([held], COMPLETED, 0.0)
         else:
-            _log_undecided(result, outcome.error)
+            _log_undecided(held, outcome.error)
 
 
 class _Search:
@@ -340,38 +353,32 @@ class _Search:
             raise self._ended_session
 
 
-def _log_undecided(result: HeldRow, error: BaseException | str) -> None:
+def _log_undecided(held: HeldRow, error: BaseException | str) -> None:
     broken(
-        f"{named(result.row)}: whether its transaction was committed cannot be known any more, so this run is not"
+        f"{named(held.row)}: whether its transaction was committed cannot be known any more, so this run is not"
         " repeated",
         error,
         event="undecided",
-        keys=[str(result.claim.pk)],
+        keys=[str(held.claim.pk)],
     )
 
 
-def _alike(results: list[HeldRow]) -> list[list[HeldRow]]:
-    """Group results so that one statement can write each group; nearly always there is one, of rows that are done."""
-    groups: dict[object, list[HeldRow]] = {}
-    for result in results:
-        kind = DONE if result.outcome is DONE else _kind(result)
-        alone = id(result) if result.alone else None
-        groups.setdefault((type(result.row), result.locked, alone, kind), []).append(result)
-    return list(groups.values())
-
-
-def _kind(result: HeldRow) -> object:
-    outcome = result.outcome
+def _kind(result: Result) -> object:
+    """Return what is the same for results that one statement can write."""
+    outcome, first = result.outcome, result.rows[0]
+    if result.alone or isinstance(outcome, Ambiguous):
+        return result
+    kind: object = outcome
     if isinstance(outcome, Failed):
         # Rows that have failed as often are all tried again, or none of them.
-        return text_to_store(outcome.error), result.claim.attempts
-    return id(result) if isinstance(outcome, Ambiguous) else outcome
+        kind = text_to_store(outcome.error), first.claim.attempts
+    return type(first.row), result.locked, result.thread, kind
 
 
-def _rows_of(results: list[HeldRow]) -> list[Any]:
-    return [result.row for result in results]
+def _rows_of(held: Sequence[HeldRow]) -> list[Any]:
+    return [one.row for one in held]
 
 
-def _those_of(results: list[HeldRow], rows: Iterable[object]) -> list[HeldRow]:
+def _those_of(held: Sequence[HeldRow], rows: Iterable[object]) -> list[HeldRow]:
     wanted = {id(row) for row in rows}
-    return [result for result in results if id(result.row) in wanted]
+    return [one for one in held if id(one.row) in wanted]

@@ -274,9 +274,9 @@ FAULTS = {
             "Every result that was written stays in memory.",
             (
                 "worker/writer.py",
-                "self.inflight.written(results)\n",
-                "self.inflight.written(results)\n"
-                '        self.__dict__.setdefault("all", []).extend(results)\n',
+                "self.inflight.written(result, rows)\n",
+                "self.inflight.written(result, rows)\n"
+                '        self.__dict__.setdefault("all", []).extend(rows)\n',
             ),
         ),
         fault(

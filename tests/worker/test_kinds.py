@@ -137,7 +137,7 @@ def test_coroutines_that_a_blocked_loop_has_not_begun_go_back_as_not_started(db:
     blocking.started -= 3600
     options = WorkerOptions((), "w", "default")
     LeaseKeeper(options, [handler], inflight, MagicMock(), MagicMock()).end_overrun()
-    outcomes = [(held.outcome, held.ran) for held in inflight.unwritten()]
+    outcomes = [(one.outcome, held.ran) for one in inflight.unwritten() for held in one.rows]
     assert isinstance(outcomes[0][0], Failed)
     assert outcomes[1:] == [(NOT_STARTED, 0.0)] * len(others)
 
