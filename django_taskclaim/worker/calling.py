@@ -195,19 +195,34 @@ def of_answer(rows: Sequence[models.Model], answer: object) -> list[BaseExceptio
     """
     if answer is None:
         return [None] * len(rows)
-    said = dict(_pairs(answer))
+    said = {_name(row): outcome for row, outcome in _pairs(answer)}
     return [
         _outcome(next((said[name] for name in _names(row) if name in said), UNMENTIONED))
         for row in rows
     ]
 
 
-def _names(row: models.Model) -> list[object]:
-    """Return what the answer may call the row: by its key, or its source's if it is a companion."""
+def _names(row: models.Model) -> tuple[object, object]:
+    """Return what an answer may call the row by: its claim, and its key or its source's if it is a companion."""
     if not is_companion(type(row)):
-        return [_key_of(row)]
+        return claim_of(row) or row, _key(row)
     key = source_link(type(row)).key_of(row)
-    return [_key_of(row), key if len(key) > 1 else key[0]]
+    return claim_of(row) or row, key if len(key) > 1 else key[0]
+
+
+def _name(given: object) -> object:
+    """Return the name of what a handler answers: an instance that it got, one that it has read itself, or a key."""
+    if not isinstance(given, models.Model):
+        return given
+    return claim_of(as_claimed(given)) or _key(given)
+
+
+def _key(row: models.Model) -> object:
+    """Return the key that the row was claimed under; a handler may have deleted it since."""
+    claim = claim_of(row)
+    if claim is not None:
+        return claim.pk
+    return claim_columns(type(row)).key_of(row) if has_claim_columns(type(row)) else row.pk
 
 
 def _pairs(answer: object) -> Iterable[tuple[object, object]]:
@@ -215,34 +230,13 @@ def _pairs(answer: object) -> Iterable[tuple[object, object]]:
         raise TypeError(
             f"A batch handler returns None, a mapping or an iterable of outcomes, not {answer!r:.200}."
         )
-    pairs = answer.items() if isinstance(answer, Mapping) else map(_pair, answer)
-    return [(_key(row), outcome) for row, outcome in pairs]
+    return answer.items() if isinstance(answer, Mapping) else map(_pair, answer)
 
 
 def _pair(said: object) -> tuple[object, object]:
     if isinstance(said, tuple) and len(said) == 2 and isinstance(said[0], models.Model):
         return said
     return said, None
-
-
-def _key(given: object) -> object:
-    return _key_of(given) if isinstance(given, models.Model) else given
-
-
-class _CompanionKey(NamedTuple):
-    """The key of a companion, which may also be the key of another's source."""
-
-    key: object
-
-
-def _key_of(row: models.Model) -> object:
-    """Return the key that the row was claimed under; a handler may have deleted the row since."""
-    row = as_claimed(row)
-    if not has_claim_columns(type(row)):
-        return row.pk
-    claim = claim_of(row)
-    key = claim_columns(type(row)).key_of(row) if claim is None else claim.pk
-    return _CompanionKey(key) if is_companion(type(row)) else key
 
 
 def _outcome(said: object) -> BaseException | str | None:
