@@ -94,7 +94,7 @@ class InFlight:
                 return None
             now = clock()
             done.ran = now - item.started
-            self._add(Result(item.rows, DONE, now))
+            self._add_done(item.rows, now)
             held = batch.waiting.popleft()
             batch.started[held.number] = 1
             item.rows = [held]
@@ -165,18 +165,28 @@ class InFlight:
                 if done:
                     item.results.append(Result(done, DONE, now))
 
+    def _add_results(self, item: WorkItem) -> None:
+        for result in item.results:
+            if result.outcome is DONE:
+                self._add_done(result.rows, result.came)
+            else:
+                self._add(result)
+
     def _add(self, result: Result) -> None:
         """Have a result written."""
-        growing, is_fresh = self._growing, result.outcome is DONE and not result.locked
-        if is_fresh and growing is not None and growing.handler is result.handler:
-            growing.rows += result.rows
-            if len(growing.rows) >= ENOUGH:
-                self._changed.notify_all()
-            return
-        if is_fresh:
-            self._growing = result
         self._unwritten[result] = None
         if len(self._unwritten) == 1 or len(self._unwritten) >= ENOUGH:
+            self._changed.notify_all()
+
+    def _add_done(self, rows: list[HeldRow], now: float) -> None:
+        """Have rows that are done completed, with others of their handler if the writer has not taken these yet."""
+        growing = self._growing
+        if growing is None or growing.handler is not rows[0].handler:
+            self._growing = growing = Result(list(rows), DONE, now)
+            self._add(growing)
+        else:
+            growing.rows += rows
+        if len(growing.rows) >= ENOUGH:
             self._changed.notify_all()
 
     def settle(self, item: WorkItem) -> bool:
@@ -187,8 +197,7 @@ class InFlight:
                 self._alone = None
             if is_kept:
                 self._running.remove(item)
-                for result in item.results:
-                    self._add(result)
+                self._add_results(item)
             is_last = item.handler.model not in self._waiting
             # A coroutine that has ended makes room for another.
             if was_alone or is_last or item.handler.is_async:
@@ -215,8 +224,7 @@ class InFlight:
             for held in item.open_rows():
                 held.ran = ran
                 (hit if held in item.called else others).append(held)
-            for result in item.results:
-                self._add(result)
+            self._add_results(item)
             self.give_back(hit, outcome, item.thread)
             self.give_back(others, thread=item.thread)
             self.wake()
