@@ -83,9 +83,9 @@ def run_due(
         )
         rows: Any = handler.rows(alias)
         claimed: list[Any] = claim(rows.exclude(pk__in=had), request)
-        if not claimed:
+        if not (claimed := prepare(handler, claimed)):
             break
-        inflight.add(hold(handler, prepare(handler, claimed)))
+        inflight.add(hold(handler, claimed))
         rows_of_claim: list[HeldRow] = []
         while (item := inflight.take(0, _NEVER, is_async=False)) is not None:
             running.run(item)
