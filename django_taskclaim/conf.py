@@ -120,13 +120,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
-def _read_breaker(value: object) -> dict[str, object]:
-    if not isinstance(value, Mapping) or not _BREAKER_KEYS.keys() >= value.keys():
-        raise ValueError
-    kinds = _BREAKER_KEYS.items()
-    return {name: kind.read(value.get(name, default)) for name, (default, kind) in kinds}
-
-
 def _matches(pattern: str) -> Callable[[object], bool]:
     return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
@@ -157,7 +150,9 @@ HOURS = accepting(
 )
 
 _TOKEN = accepting("a text of 16 characters or more, without spaces", _matches(r"[!-~]{16,}"))
-_SHARE = accepting("above 0 and up to 1", lambda value: _is_number(value) and 0 < value <= 1)
+_SHARE = accepting(
+    "a share above 0 and up to 1", lambda value: _is_number(value) and 0 < value <= 1
+)
 #: A wrong one must not raise where an error is stored: its user shows nothing then, and E013 says so.
 _HOOK = accepting("the dotted path of a function", lambda value: True)
 _STRATEGY = accepting(f"one of {', '.join(CLAIM_STRATEGIES)}", CLAIM_STRATEGIES.__contains__)
@@ -166,18 +161,6 @@ _CHECKS = list_of(
     lambda entry: callable(entry) or isinstance(entry, str),
 )
 _LABELS = list_of('a list of models, such as ["photos.Photo"]', _matches(r"[^.]*\.[^.]*"))
-_BREAKER = Kind(
-    "a dictionary with some of: rate above 0 and up to 1, outcomes from 1, within and rest in seconds",
-    _read_breaker,
-)
-
-#: What ``BREAKER`` may hold: the default of each key, and its kind.
-_BREAKER_KEYS: Mapping[str, tuple[object, AnyKind]] = {
-    "rate": (0.5, _SHARE),
-    "outcomes": (20, whole_number()),
-    "within": (60.0, DURATION),
-    "rest": (30.0, DURATION),
-}
 
 #: Every key that ``TASKCLAIM`` may hold: its default, and its kind.
 _SETTINGS: Mapping[str, tuple[object, AnyKind]] = {
@@ -199,7 +182,10 @@ _SETTINGS: Mapping[str, tuple[object, AnyKind]] = {
     "FIXTURES_WRITE_CLAIMS": (False, FLAG),
     "HEALTH_CHECKS": ((), _CHECKS),
     "HEALTH_EVERY": (10.0, DURATION),
-    "BREAKER": (None, or_none(_BREAKER)),
+    "BREAKER": (None, or_none(_SHARE)),
+    "BREAKER_OUTCOMES": (20, whole_number()),
+    "BREAKER_WITHIN": (60.0, DURATION),
+    "BREAKER_REST": (30.0, DURATION),
     "PAGE_TIMEOUT": (1.5, DURATION),
     "HISTORY": ((), _LABELS),
     "RETENTION": (2592000.0, DURATION),

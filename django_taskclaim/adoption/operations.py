@@ -131,17 +131,16 @@ class PostgreSQLTable(LiveTable):
         """Build the index, unless it exists; an invalid one, left by an interrupted build, is dropped first."""
         with self.connection.cursor() as cursor:
             cursor.execute(
-                "SELECT i.indisvalid, i.indexrelid::regclass::text FROM pg_index i JOIN pg_class c"
+                "SELECT i.indexrelid::regclass::text, i.indisvalid FROM pg_index i JOIN pg_class c"
                 " ON c.oid = i.indexrelid WHERE i.indrelid = %s::regclass AND c.relname = %s",
                 [self.name, index.name],
             )
-            found = cursor.fetchone()
-        is_valid, broken = found or (False, None)
+            name, is_valid = cursor.fetchone() or ("", False)
         if is_valid:
             return
         with self._without_time_limits():
-            if broken:
-                self.editor.execute(f"DROP INDEX CONCURRENTLY {broken}", None)
+            if name:
+                self.editor.execute(f"DROP INDEX CONCURRENTLY {name}", None)
             self.editor.add_index(self.model, index, concurrently=True)
 
     def drop_index(self, index: models.Index) -> None:
@@ -213,21 +212,39 @@ _KINDS: dict[str, type[LiveTable]] = {"postgresql": PostgreSQLTable, "mysql": My
 EXISTING = (Status.PAUSED.value, Status.OPEN.value, Status.COMPLETE.value)
 
 
-def _table(operation: Any, app_label: str, editor: Editor, state: State) -> LiveTable | None:
-    """Return the table of the operation's model; None where the router keeps it away from this database."""
-    model = state.apps.get_model(app_label, operation.model_name)
-    if not operation.allow_migrate_model(editor.connection.alias, model):
-        return None
-    table = _KINDS.get(editor.connection.vendor, LiveTable)(editor, model)
-    if table.needs_own_transactions and editor.connection.in_atomic_block:
-        raise ImproperlyConfigured(
-            f"{type(operation).__name__} takes its locks for moments, so it cannot run inside a transaction; set"
-            " atomic = False on its migration."
-        )
-    return table
+class LiveOperation(Operation):
+    """An operation on a table in use, forwards and backwards."""
+
+    model_name: str
+
+    def change(self, table: LiveTable, *, back: bool) -> None:
+        """Change the table of the model, or with *back* take the change back."""
+        raise NotImplementedError
+
+    def database_forwards(
+        self, app_label: str, schema_editor: Editor, from_state: State, to_state: State
+    ) -> None:
+        self._run(app_label, schema_editor, to_state, back=False)
+
+    def database_backwards(
+        self, app_label: str, schema_editor: Editor, from_state: State, to_state: State
+    ) -> None:
+        self._run(app_label, schema_editor, from_state, back=True)
+
+    def _run(self, app_label: str, editor: Editor, state: State, *, back: bool) -> None:
+        model = state.apps.get_model(app_label, self.model_name)
+        if not self.allow_migrate_model(editor.connection.alias, model):
+            return
+        table = _KINDS.get(editor.connection.vendor, LiveTable)(editor, model)
+        if table.needs_own_transactions and editor.connection.in_atomic_block:
+            raise ImproperlyConfigured(
+                f"{type(self).__name__} takes its locks for moments, so it cannot run inside a transaction; set"
+                " atomic = False on its migration."
+            )
+        self.change(table, back=back)
 
 
-class AddClaimColumns(Operation):
+class AddClaimColumns(LiveOperation):
     """Add the columns *fields*, in one step; existing rows become *existing*, new ones are as declared.
 
     Reversed, it drops the columns.
@@ -251,17 +268,13 @@ class AddClaimColumns(Operation):
         for name, field in self.fields:
             state.add_field(app_label, self.model_name.lower(), name, field, True)
 
-    def database_forwards(
-        self, app_label: str, schema_editor: Editor, from_state: State, to_state: State
-    ) -> None:
-        if table := _table(self, app_label, schema_editor, from_state):
-            table.add_columns(self._bound_fields(app_label, to_state), self.existing)
-
-    def database_backwards(
-        self, app_label: str, schema_editor: Editor, from_state: State, to_state: State
-    ) -> None:
-        if table := _table(self, app_label, schema_editor, from_state):
-            table.drop_columns(self._bound_fields(app_label, from_state))
+    def change(self, table: LiveTable, *, back: bool) -> None:
+        bound = {field.name: field for field in table.model._meta.local_fields}
+        fields = [bound[name] for name, _ in self.fields]
+        if back:
+            table.drop_columns(fields)
+        else:
+            table.add_columns(fields, self.existing)
 
     def describe(self) -> str:
         return f"Add {len(self.fields)} claim columns to {self.model_name}; existing rows are {self.existing}"
@@ -270,25 +283,12 @@ class AddClaimColumns(Operation):
     def migration_name_fragment(self) -> str:
         return f"adopt_{self.model_name.lower()}"
 
-    def _bound_fields(self, app_label: str, state: State) -> list[AnyField]:
-        model = state.apps.get_model(app_label, self.model_name)
-        return [model._meta.get_field(name) for name, _ in self.fields]
 
-
-class AddClaimIndex(migrations.AddIndex):
+class AddClaimIndex(LiveOperation, migrations.AddIndex):
     """Build the claim index while readers and writers go on. Reversed, it drops the index."""
 
-    def database_forwards(
-        self, app_label: str, schema_editor: Editor, from_state: State, to_state: State
-    ) -> None:
-        if table := _table(self, app_label, schema_editor, to_state):
-            table.add_index(self.index)
-
-    def database_backwards(
-        self, app_label: str, schema_editor: Editor, from_state: State, to_state: State
-    ) -> None:
-        if table := _table(self, app_label, schema_editor, from_state):
-            table.drop_index(self.index)
+    def change(self, table: LiveTable, *, back: bool) -> None:
+        (table.drop_index if back else table.add_index)(self.index)
 
     @property
     def migration_name_fragment(self) -> str:

@@ -27,7 +27,7 @@ Reasons = Iterator[checks.CheckMessage]
 
 
 def reasons(seen: Overview) -> Reasons:
-    """Yield the reasons that an overview shows; an estimate is called "about"."""
+    """Yield the reasons that an overview shows; an estimate has a ``~``."""
     looks: list[Callable[[Overview], Reasons]] = [_paused, _throttled, _expired]
     if seen.due:
         looks += [_nobody_works, _hidden, _limited]
@@ -39,10 +39,8 @@ def reasons(seen: Overview) -> Reasons:
 
 
 def _rows(seen: Overview, count: int, state: Status, noun: str = "row") -> str:
-    """Return ``1,204 rows``, or ``About 1,200,000 rows`` where that is an estimate."""
-    if state not in seen.estimated:
-        return counted(count, noun)
-    return f"About {counted(round(count, -max(0, len(str(count)) - 2)), noun)}"
+    """Return ``1,204 rows``, or ``~1,200,000 rows`` where that is an estimate."""
+    return f"{'~' * (state in seen.estimated)}{counted(count, noun)}"
 
 
 # What stops a model

@@ -1,6 +1,5 @@
 """The setup that claims need: tables, columns, settings and a server in order."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -32,17 +31,15 @@ def missing_tables(model: type[models.Model], alias: str) -> Iterator[checks.Che
         connection = connections[at]
         with connection.cursor() as cursor:
             tables = set(connection.introspection.table_names(cursor, include_views=True))
-        absent = defaultdict[str, list[str]](list)
-        for one in needed:
-            if not _is_there(one, tables):
-                absent[_how_to_make(one, at)].append(real_name(one._meta.db_table))
-        # One command may make several tables.
-        for command, names in absent.items():
-            text = f"The database {at!r} lacks the table{'s' * (len(names) > 1)} {listed(names)}."
-            yield checks.Error(text, command)
+        # One command may make several tables; the first one is named.
+        absent: dict[str, str] = {}
         for one in needed:
             if _is_there(one, tables):
                 yield from _missing_columns(one, at)
+            else:
+                absent.setdefault(_how_to_make(one, at), real_name(one._meta.db_table))
+        for command, name in absent.items():
+            yield checks.Error(f"The database {at!r} lacks the table {name}.", command)
 
 
 def _needed(model: type[models.Model], alias: str) -> dict[str, list[type[models.Model]]]:

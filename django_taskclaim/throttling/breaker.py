@@ -5,9 +5,9 @@ all of it failed, it rests longer. The name and the three states are those of Mi
 """
 
 from dataclasses import dataclass
-from datetime import timedelta
 from threading import Lock
 
+from django_taskclaim import conf
 from django_taskclaim.claim import clock
 
 #: Rows of the batch that is let through after a rest; each may cost its row a try.
@@ -30,12 +30,13 @@ class ThrottleState:
 class CircuitBreaker:
     """One for each model of a process; any thread may call any method.
 
-    It trips when *rate* of at least *outcomes* *within* the window failed, see ``TASKCLAIM["BREAKER"]``.
+    It trips when the share ``TASKCLAIM["BREAKER"]`` of at least ``BREAKER_OUTCOMES`` tries in the window failed.
     """
 
-    def __init__(self, *, rate: float, outcomes: int, within: timedelta, rest: timedelta) -> None:
-        self._rate, self._outcomes = rate, outcomes
-        self._within, self._rest = within.total_seconds(), rest.total_seconds()
+    def __init__(self) -> None:
+        self._rate, self._outcomes = conf.setting("BREAKER"), conf.setting("BREAKER_OUTCOMES")
+        self._within = conf.duration("BREAKER_WITHIN").total_seconds()
+        self._rest = conf.duration("BREAKER_REST").total_seconds()
         self._lock = Lock()
         self._trips = 0
         self._reason = ""

@@ -130,10 +130,8 @@ class Throttles:
     ) -> None:
         self.process, self.using = process, using
         self._checks = _checks(checks_of)
-        rule = conf.setting("BREAKER")
-        self._breakers = (
-            {} if rule is None else {model: CircuitBreaker(**rule) for model in checks_of}
-        )
+        is_on = conf.setting("BREAKER") is not None
+        self._breakers = {model: CircuitBreaker() for model in checks_of} if is_on else {}
         #: The rows of this process.
         self._written: dict[ThrottleKey, ThrottleState] = {}
         if self._breakers:

@@ -80,8 +80,7 @@ def found() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("wrong", "id_"),
     [
-        ({"BREAKER": {"rate": 1.5}}, "taskclaim.E001"),
-        ({"BREAKER": {"ratio": 0.5}}, "taskclaim.E001"),
+        ({"BREAKER": 1.5}, "taskclaim.E001"),
         ({"HEALTH_CHECKS": ["nowhere.at_all"]}, "taskclaim.E031"),
     ],
 )

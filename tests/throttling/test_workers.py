@@ -105,7 +105,7 @@ def test_contention_that_a_handler_retries_counts_as_a_failure(
     work: Callable[..., int], settings: Any
 ) -> None:
     """The row is done, but the breaker of its model trips, and others stay open."""
-    settings.TASKCLAIM = {"BREAKER": {"outcomes": 1, "rest": 3600}}
+    settings.TASKCLAIM = {"BREAKER": 0.5, "BREAKER_OUTCOMES": 1, "BREAKER_REST": 3600}
     make(Photo, 20)
 
     def contend(photo: Photo) -> None:

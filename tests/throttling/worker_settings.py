@@ -25,5 +25,7 @@ TASKCLAIM = {
         "refused": [ReplicaLag(using="other")],
     }[os.environ.get("TASKCLAIM_TEST_CHECKS", "rows")],
     "HEALTH_EVERY": 0.3,
-    "BREAKER": {"outcomes": 4, "rest": float(os.environ.get("TASKCLAIM_TEST_REST", "3600"))},
+    "BREAKER": 0.5,
+    "BREAKER_OUTCOMES": 4,
+    "BREAKER_REST": float(os.environ.get("TASKCLAIM_TEST_REST", "3600")),
 }
