@@ -34,7 +34,7 @@ from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow, dialect_for
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable, TaskClaimError
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
-from django_taskclaim.querysets.transactions import belongs_to_the_caller
+from django_taskclaim.querysets.transactions import refuse_transaction
 from django_taskclaim.states import Token
 from django_taskclaim.tables import NamedLease
 
@@ -163,12 +163,7 @@ class named_lease:
     def _try(self, end: float) -> float | None:
         """Take the lease, or return the seconds until the next try; LeaseUnavailable at the *end*, by ``clock()``."""
         connection = connections[self.using]
-        if belongs_to_the_caller(connection):
-            raise RuntimeError(
-                "named_lease() must commit before its block begins, but a transaction is open here (atomic(),"
-                " ATOMIC_REQUESTS, or autocommit switched off), so others would not see the lease. Open the transaction"
-                " inside the block."
-            )
+        refuse_transaction(connection, "named_lease() must commit before its block begins")
         try:
             taken = self._retry.call(self._take, new_holder())
         except LeaseUnavailable:
@@ -183,11 +178,10 @@ class named_lease:
             # No other connection sees what TestCase's transaction writes, so nothing could renew it.
             if not connection.in_atomic_block:
                 RENEWER.keep(self)
-        except RuntimeError as error:
+        except RuntimeError:
+            # No thread can be started to renew it.
             self._end()
-            raise RuntimeError(
-                f"named_lease() renews in a thread, and none can be started here ({error})."
-            ) from error
+            raise
         self._log(logging.INFO, "taken")
         return None
 

@@ -19,9 +19,9 @@ from django_taskclaim.querysets.scope import (
 )
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
-    belongs_to_the_caller,
     detecting_lost_commit,
     no_transaction,
+    refuse_transaction,
     unbroken_transaction,
 )
 
@@ -80,12 +80,7 @@ def _taken(
 ) -> Iterator[list[M]]:
     target = Target.of_rows(queryset.model, queryset.db)
     connection = target.dialect.connection
-    if belongs_to_the_caller(connection):
-        raise RuntimeError(
-            "take() commits when its block ends, but a transaction is open here (atomic(), ATOMIC_REQUESTS, or"
-            " autocommit switched off), so its rows would stay locked until that ends. Call it outside, for example in"
-            " a view with @transaction.non_atomic_requests."
-        )
+    refuse_transaction(connection, "take() commits when its block ends")
     complaint = (
         "The transaction of take() was over before its block was, so nothing was kept: the block swallowed a database"
         f" error, ended the transaction itself, or sent no query for {idle.total_seconds():g} s"

@@ -5,11 +5,12 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import Error, connections, models, router
+from django.db import Error, connections, models, router, transaction
 
 from django_taskclaim.claim import Ended, claim_of, clock, new_holder
 from django_taskclaim.columns import claim_columns
@@ -163,18 +164,25 @@ class _Inline(Running):
     A worker's plain handler runs without a transaction, where a database error spoils nothing that comes after it.
     """
 
-    #: By alias: the connection, how many blocks were open on it as the handler was called, and the savepoint.
-    _marks: dict[str, tuple[Any, int, str | None]]
+    #: By alias, how many blocks were open as the handler was called.
+    _depths: dict[str, int]
 
     def _call(self, item: WorkItem, called: list[HeldRow]) -> Answer:
-        self._marks = {
-            connection.alias: (connection, len(connection.atomic_blocks), connection.savepoint())
-            for connection in connections.all(initialized_only=True)
-            if connection.in_atomic_block
-        }
-        answer = super()._call(item, called)
+        answer = Answer()
+        # A database error that the handler has swallowed comes again as the savepoint ends.
+        with suppress(Error), ExitStack() as savepoints:
+            within = [one for one in connections.all(initialized_only=True) if one.in_atomic_block]
+            for connection in within:
+                savepoint = transaction.atomic(connection.alias)
+                # What must be outermost may be inside it, as in TestCase's own block.
+                vars(savepoint)["_from_testcase"] = True
+                savepoints.enter_context(savepoint)
+            self._depths = {one.alias: len(one.atomic_blocks) for one in within}
+            answer = super()._call(item, called)
+            for connection in within:
+                spoiled = connection.needs_rollback or isinstance(answer.error, Error)
+                connection.set_rollback(spoiled)
         error = answer.error
-        self._end_savepoints(spoiled=isinstance(error, Error))
         if error is None or isinstance(error, (Exception, SystemExit, asyncio.CancelledError)):
             return answer
         # It ends the test rather than the row: Ctrl-C, and what test runners have for failing and skipping.
@@ -182,22 +190,11 @@ class _Inline(Running):
 
     def _left_open(self) -> list[str]:
         """Leave the blocks that the handler has entered and not left, undoing them, and name their databases."""
-        unclean = left_open(but_for=self._marks)
-        for alias, (connection, depth, _) in self._marks.items():
-            if len(connection.atomic_blocks) > depth:
+        unclean = left_open(but_for=self._depths)
+        for alias, depth in self._depths.items():
+            blocks = connections[alias].atomic_blocks
+            if len(blocks) > depth:
                 unclean.append(alias)
-            while len(connection.atomic_blocks) > depth:
-                connection.atomic_blocks[-1].__exit__(TaskClaimError, TaskClaimError(), None)
+            while len(blocks) > depth:
+                blocks[-1].__exit__(TaskClaimError, TaskClaimError(), None)
         return unclean
-
-    def _end_savepoints(self, *, spoiled: bool) -> None:
-        """Keep what was written, unless the transaction would take no more statements then."""
-        for connection, _, savepoint in self._marks.values():
-            if connection.needs_rollback or spoiled:
-                connection.needs_rollback = False
-                connection.savepoint_rollback(savepoint)
-            try:
-                connection.savepoint_commit(savepoint)
-            except Error:
-                # A database error that the handler has swallowed.
-                connection.savepoint_rollback(savepoint)

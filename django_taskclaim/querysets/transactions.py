@@ -62,12 +62,11 @@ def run_durable(target: ClaimTarget, statements: Callable[[], R]) -> R:
 
     ``TestCase`` counts as no transaction, as with Django's ``atomic(durable=True)``; switched-off autocommit does.
     """
-    if belongs_to_the_caller(target.dialect.connection):
-        raise RuntimeError(
-            "claim_batch() must commit before it returns, but a transaction is open here (atomic(), ATOMIC_REQUESTS,"
-            " or autocommit switched off). Call it outside, for example in a view with"
-            " @transaction.non_atomic_requests, or pass durable=False: the claim is then provisional until you commit."
-        )
+    refuse_transaction(
+        target.dialect.connection,
+        "claim_batch() must commit before it returns",
+        " With durable=False the claim is provisional until you commit.",
+    )
     return send(target, statements, partial(target.dialect.own_transaction, durable=True))
 
 
@@ -230,6 +229,15 @@ def belongs_to_the_caller(connection: BaseDatabaseWrapper) -> bool:
     if connection.in_atomic_block:
         return not (blocks and getattr(blocks[-1], "_from_testcase", False))
     return not connection.get_autocommit()
+
+
+def refuse_transaction(connection: BaseDatabaseWrapper, what: str, or_else: str = "") -> None:
+    """Raise RuntimeError if a transaction of the caller's is open; *what* says why none may be."""
+    if belongs_to_the_caller(connection):
+        raise RuntimeError(
+            f"{what}, but a transaction is open here (atomic(), ATOMIC_REQUESTS, or autocommit switched off). Call it"
+            f" outside, for example in a view with @transaction.non_atomic_requests.{or_else}"
+        )
 
 
 def refuse_old_snapshots(target: ClaimTarget, what: str) -> None:

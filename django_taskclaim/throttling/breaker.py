@@ -39,18 +39,17 @@ class CircuitBreaker:
         self._rest = conf.duration("BREAKER_REST").total_seconds()
         self._lock = Lock()
         self._trips = 0
-        self._reason = ""
-        #: Until when nothing may be claimed; None while the breaker is closed.
-        self._waits_until: float | None = None
+        #: Why nothing may be claimed, or was until the rest was over; None while the breaker is closed.
+        self.state: ThrottleState | None = None
         self._begin_to_count()
 
     def heard(self, *, good: int = 0, bad: int = 0) -> None:
         """Count outcomes. While it rests they are late ones of before, and are ignored."""
         with self._lock:
-            if self._waits_until is None:
+            if self.state is None:
                 self._count(good, bad)
             elif self._trial and good:
-                self._waits_until = None
+                self.state = None
                 self._begin_to_count()
             elif self._trial:
                 self._bad += bad
@@ -63,21 +62,15 @@ class CircuitBreaker:
         They may be lost or given back, so the outcome is waited for no longer than the window.
         """
         with self._lock:
-            if rows and self._waits_until is not None and clock() >= self._waits_until:
+            if rows and self.state is not None and clock() >= self.state.until:
                 self._begin_to_count()
-                self._trial, self._waits_until = rows, clock() + self._within
-                self._reason = f"waiting for what becomes of {rows} rows"
-
-    def state(self) -> ThrottleState | None:
-        """Return why nothing may be claimed now; None also while a trial may be."""
-        with self._lock:
-            if self._waits_until is None or clock() >= self._waits_until:
-                return None
-            return ThrottleState(self._reason, self._waits_until, gives_back=not self._trial)
+                self._trial = rows
+                waits = f"waiting for what becomes of {rows} rows"
+                self.state = ThrottleState(waits, clock() + self._within)
 
     def room(self) -> int | None:
         """Return how many rows may be claimed at once: a few after a rest, None for no limit."""
-        return None if self._waits_until is None else TRIAL
+        return None if self.state is None else TRIAL
 
     def _begin_to_count(self) -> None:
         #: The trial is the number of rows let through after a rest.
@@ -96,8 +89,7 @@ class CircuitBreaker:
     def _trip(self, reason: str) -> None:
         """Rest, twice as long as the last time if that was not long ago."""
         rests = min(2**self._trips, LONGEST_REST)
-        self._waits_until = clock() + self._rest * rests
+        self.state = ThrottleState(reason, clock() + self._rest * rests, gives_back=True)
         # Bounded, for the power grows without an end.
         self._trips = min(self._trips + 1, LONGEST_REST)
-        self._reason = reason
         self._begin_to_count()

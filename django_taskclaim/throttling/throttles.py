@@ -69,13 +69,9 @@ class HealthCheck:
         self._check = check
         #: It lives while the check is asked, and has a connection of its own.
         self.thread = threading.Thread()
-        self._state: ThrottleState | None = None
+        #: The stop that it has asked for.
+        self.state: ThrottleState | None = None
         self._warned_at = float("-inf")
-
-    def state(self) -> ThrottleState | None:
-        """Return the stop that is in force."""
-        state = self._state
-        return state if state is not None and clock() < state.until else None
 
     def begin(self, using: str) -> None:
         """Ask the check in a thread."""
@@ -103,12 +99,12 @@ class HealthCheck:
             return
         finally:
             connections.close_all()
-        self._state = ThrottleState(reason, clock() + stands_for) if reason else None
+        self.state = ThrottleState(reason, clock() + stands_for) if reason else None
         self.has_answered = True
 
     def note_broken(self, why: str) -> None:
         """Stop nothing, and log the reason once a minute."""
-        self._state, self.has_answered = None, True
+        self.state, self.has_answered = None, True
         if clock() - self._warned_at >= WARN_EVERY:
             self._warned_at = clock()
             logger.warning(
@@ -141,11 +137,11 @@ class Throttles:
 
     def reason_for(self, model: type[Model]) -> str:
         """Return why *model* may not be claimed now, empty while it may; asks no database."""
-        return next((state.reason for (of, _), state in self._states() if of is model), "")
+        return next((state.reason for (of, _), state in self._states().items() if of is model), "")
 
     def gives_back(self, model: type[Model]) -> bool:
         """Whether rows of *model* that have not started are to go back, because they would only fail."""
-        return any(state.gives_back for (of, _), state in self._states() if of is model)
+        return any(state.gives_back for (of, _), state in self._states().items() if of is model)
 
     def room(self, model: type[Model]) -> int | None:
         """Return how many rows of *model* one claim may take: None for no limit, 0 before the checks have answered."""
@@ -194,7 +190,7 @@ class Throttles:
 
         Raises the errors of a database that is away, after which it may be called again.
         """
-        before, states = self._written, dict(self._states())
+        before, states = self._written, self._states()
         if states == before:
             return
         rows = Throttle.objects.using(self.using)
@@ -211,13 +207,11 @@ class Throttles:
         """Take the process's rows out of the table: it ends as asked."""
         Throttle.objects.using(self.using).filter(process=self.process).delete()
 
-    def _states(self) -> Iterator[tuple[ThrottleKey, ThrottleState]]:
-        for check in self._checks:
-            if (state := check.state()) is not None:
-                yield from (((model, check.name), state) for model in check.models)
-        for model, breaker in self._breakers.items():
-            if (state := breaker.state()) is not None:
-                yield (model, BREAKER), state
+    def _states(self) -> dict[ThrottleKey, ThrottleState]:
+        """Return the stops that are in force."""
+        found = [((model, one.name), one.state) for one in self._checks for model in one.models]
+        found += [((model, BREAKER), one.state) for model, one in self._breakers.items()]
+        return {key: state for key, state in found if state is not None and clock() < state.until}
 
     def _row(self, key: ThrottleKey, state: ThrottleState) -> Throttle:
         model, source = key

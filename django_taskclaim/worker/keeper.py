@@ -85,8 +85,8 @@ class LeaseKeeper:
         self.longest_lease = max(map(self.lease_of, handlers))
         #: A handler has overrun, so the process is to be replaced: a thread cannot be killed.
         self.has_overrun = False
-        #: By ``clock()``, when the database last answered the service thread, and when it last was in trouble.
-        self._answered, self._last_trouble = clock(), float("-inf")
+        #: By ``clock()``, when the database last answered the service thread, and when it last was away.
+        self.answered_at, self.away_at = clock(), float("-inf")
         #: By ``clock()``, when leases were last renewed, and when that must be tried again at the latest.
         self._renewed, self._renew_by = float("-inf"), float("inf")
         unstarted = inflight.notes.unstarted()
@@ -121,25 +121,17 @@ class LeaseKeeper:
 
     # Whether the database is there
 
-    def note_answer(self) -> None:
-        """Note that the database has answered the service thread."""
-        self._answered = clock()
-
-    def note_trouble(self) -> None:
-        """Note that the database was away."""
-        self._last_trouble = clock()
-
     def is_silent(self) -> bool:
         """Say whether the database has not been asked for a renewal interval: so that it is known to be there."""
-        return clock() - self._answered >= self.renewal_interval()
+        return clock() - self.answered_at >= self.renewal_interval()
 
     def healthy(self, lease: timedelta) -> bool:
         """Say whether leases of this length can be kept: no claim is taken that could not be renewed."""
-        return clock() - self._answered < lease.total_seconds() * SELF_FENCE
+        return clock() - self.answered_at < lease.total_seconds() * SELF_FENCE
 
     def troubled_since(self, moment: float) -> bool:
         """Say whether the database was away, as the service thread saw it, at any time since *moment*."""
-        return self._last_trouble >= moment
+        return self.away_at >= moment
 
     def was_away_since(self, moment: float) -> bool:
         """Say whether the database was away at any time since *moment*; waits until it has been asked again.
@@ -149,7 +141,7 @@ class LeaseKeeper:
         """
         # A server that goes down ends its sessions one after the other.
         settled, end = clock() + SETTLING, clock() + SILENCE
-        while max(self._answered, self._last_trouble) <= settled:
+        while max(self.answered_at, self.away_at) <= settled:
             if clock() >= end:
                 return True
             self.wake_event.set()

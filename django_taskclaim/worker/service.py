@@ -195,10 +195,10 @@ class Service(threading.Thread):
         self.last_turn = clock()
         try:
             if job():
-                self.keeper.note_answer()
+                self.keeper.answered_at = clock()
         except TROUBLE as error:
             if not (is_contention(error) or is_refusal(error)):
-                self.keeper.note_trouble()
+                self.keeper.away_at = clock()
                 for reaper in self._reapers:
                     reaper.start_over()
             self._limited.warn(f"{self.options.name}: {what}", error)

@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -49,22 +48,23 @@ def run_unless_stopped(question: Callable[[], None]) -> None:
 
     It runs in another thread, because a driver that waits for a silent database may react to no signal.
     """
-    answer: Future[None] = Future()
+    errors: list[BaseException] = []
 
     def ask() -> None:
         try:
             question()
-            answer.set_result(None)
         except BaseException as error:
-            answer.set_exception(error)
+            errors.append(error)
 
-    threading.Thread(target=ask, name="taskclaim-question", daemon=True).start()
+    thread = threading.Thread(target=ask, name="taskclaim-question", daemon=True)
+    thread.start()
     end = clock() + PATIENCE
-    while not wait([answer], 0.02).done and clock() < end:
+    while thread.is_alive() and clock() < end:
         if hasattr(signal, "sigpending") and signal.sigpending() & {*STOP_SIGNALS}:
             leave(0)
-    if answer.done():
-        answer.result()
+        thread.join(0.02)
+    for error in errors:
+        raise error
 
 
 class SignalPipe:

@@ -73,20 +73,15 @@ class Child:
 
     def receive(self) -> None:
         """Read what the process has sent since the last time."""
-        try:
+        # Once it has ended there is no more to read; its exit code says how.
+        with contextlib.suppress(EOFError, OSError):
             while self.link is not None and self.link.poll():
-                self._read(self.link.recv_bytes())
-        except (EOFError, OSError):
-            # It has ended; its exit code says how.
-            self.link = None
-
-    def _read(self, word: bytes) -> None:
-        if word == b"exiting":
-            self.exits_cleanly = True
-        else:
-            self.sign_at = clock()
-        if word == b"ready":
-            self.ready, self.failed_starts = True, 0
+                word = self.link.recv_bytes()
+                self.sign_at = clock()
+                if word == b"ready":
+                    self.ready, self.failed_starts = True, 0
+                elif word == b"exiting":
+                    self.exits_cleanly = True
 
 
 class Supervisor:

@@ -74,7 +74,7 @@ FAULTS = {
         ),
         fault(
             "A durable claim runs inside the caller's transaction.",
-            (TRANSACTIONS, "if belongs_to_the_caller(target.dialect.connection)", "if False"),
+            (TRANSACTIONS, "if belongs_to_the_caller(connection)", "if False"),
             (TRANSACTIONS, "durable=True))", "durable=False))"),
         ),
         fault(

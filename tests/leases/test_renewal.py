@@ -97,7 +97,7 @@ def test_a_thread_that_cannot_start_is_a_refusal(monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
-        with pytest.raises(RuntimeError, match="none can be started"):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
             named_lease("report").__enter__()
         assert not is_held("report")
     with named_lease("report", lease=2) as held:

@@ -124,11 +124,7 @@ class Command(ClaimCommand):
         except LookupError as error:
             raise CommandError(str(error), returncode=ExitCode.USAGE) from error
         log_to_console(worker.verbosity)
-        question = partial(refuse_missing_tables, where)
-        if self._from_shell:
-            run_unless_stopped(question)
-        else:
-            question()
+        run_unless_stopped(partial(refuse_missing_tables, where))
         if in_process:
             code = run_in_process(worker)
         else:
