@@ -28,6 +28,7 @@ E074      nothing tells when a growing source has all rows of a range, or ``plan
 W001      SQLite transactions do not begin IMMEDIATE
 W003      a lease is so short that renewals cannot keep up, or so long that a dead worker's rows stay stuck
 W009      an atomic handler may hold up all other writers for longer than a quarter of its lease
+W051      an archive lacks columns of the model, which will be lost
 E101–E105 asked of the server, with ``--database`` only: it is too old for the claims (E101), a table has no
           transactions (E102), holders are not compared exactly (E103), the default isolation makes claims fail
           each other (E104), it cannot be written to (E105)

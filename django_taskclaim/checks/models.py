@@ -199,6 +199,19 @@ def _archive(handler: Handler, completion: Archive) -> Iterator[CheckMessage]:
             f" {completion.to!r} is none."
         )
         yield message("E051", text, f"class {model.__name__}Archive(models.Model):", model)
+        return
+    there = {field.attname for field in archive._meta.concrete_fields}
+    parents = model._meta.parents.values()
+    lost = [
+        field.name
+        for field in model._meta.concrete_fields
+        if not (field.attname in there or field in parents)
+        and not isinstance(field, (ClaimColumn, PriorityField))
+    ]
+    if lost:
+        text = f"{archive._meta.label}, the archive of {handler.name}, lacks {listed(lost)}, which will be lost."
+        hint = 'Add the columns, or SILENCED_SYSTEM_CHECKS = ["taskclaim.W051"].'
+        yield message("W051", text, hint, model)
 
 
 def _clear(handler: Handler) -> Iterator[CheckMessage]:

@@ -91,6 +91,7 @@ def test_what_could_be_neither_claimed_nor_written_is_refused_at_once(
         (Photo, Archive(Photo), ["E051"], "on a table of its own"),
         (Child, Archive(Parent), ["E051"], "on a table of its own"),
         (Photo, Archive(Child), ["E051"], "on a table of its own"),
+        (Parcel, Archive(ChildArchive), ["W051"], "lacks weight"),
         (ClaimOnly, "clear", ["E052"], "needs RetryMixin"),
     ],
 )
