@@ -18,7 +18,6 @@ from django.db import Error, connections, models, router
 from django.http import Http404, HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path, re_path, reverse
-from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.text import Truncator, capfirst
 from django.utils.translation import gettext as _
@@ -26,7 +25,7 @@ from django.utils.translation import gettext_lazy
 
 from django_taskclaim import conf
 from django_taskclaim.admin.confirming import CONFIRMED, Answer, Crumb, confirm
-from django_taskclaim.admin.display import STATES, facts_of, look_at, summary
+from django_taskclaim.admin.display import STATES, facts_of, summary
 from django_taskclaim.admin.permissions import Admin, OperatePermission, may_view, row_permission
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
@@ -55,9 +54,6 @@ SENT = ("action", "index", "select_across", ACTION_CHECKBOX_NAME)
 
 #: What Django's admin keeps the filters of a list under.
 FILTERS_KEPT = "_changelist_filters"
-
-#: So many rows are described one by one before something is done to them.
-FEW = 5
 
 #: The form field that says which claim of the row the page has shown.
 SHOWN = "taskclaim_shown"
@@ -196,7 +192,14 @@ class ClaimActions(OperatePermission):
             page = self.claim_address("change", quote(row.pk))
             crumbs.append(Crumb(Truncator(str(row)).chars(60), page))
             back = back if FILTERS_KEPT in request.GET else page
-        facts, states = describe_rows(rows)
+        states = states_of(rows)
+        if row is not None:
+            facts: list[str] = [summary(facts_of(row), all_of_it=True)]
+        elif states.total() > MOST:
+            facts = [_("More than %(number)s rows") % {"number": number(MOST)}]
+            states.update(Status)
+        else:
+            facts = [f"{number(states[one])} {STATES[one]}" for one in STATES if states[one]]
         takes = action.takes(Status.PROCESSING) and Status.PROCESSING in states
 
         def run(answer: Answer) -> HttpResponseBase:
@@ -217,7 +220,7 @@ class ClaimActions(OperatePermission):
             title=str(action.label if row is None else action.row_label),
             sentence=str(action.sentence),
             warning=str(LOSE) if takes else "",
-            facts=facts,
+            facts=facts or [_("There are none.")],
             form=partial(ActionForm, action=action, states=states),
             hidden=hidden,
             run=run,
@@ -265,89 +268,65 @@ def run_action(
 ) -> bool:
     """Act on *rows* for as long as a request has time, record it, tell the user, and say whether it is over.
 
-    With *keys* only on those. *named* are the states that the user has named beside the action's own.
+    With *keys* only on those, chunk by chunk. *named* are the states that the user has named beside the action's own.
     """
-    work = Work(action, rows, named, reason)
+    chosen, may = action.chosen(rows, named), row_permission(request, model_admin)
+    # No verb reaches rows through an aggregate.
+    grouped = rows.query.group_by is not None
+    plain = action.chosen(ClaimQuerySet(rows.model, using=rows.db), named) if grouped else chosen
+    #: Rows that were changed, chunk by chunk, and those that were left alone, by why.
+    changed, left = list[int](), Counter[str]()
+    began, is_over, trouble, key = clock(), True, "", ""
     try:
-        work.do(work.keys() if keys is None else keys, row_permission(request, model_admin))
-    except (Error, TaskClaimError) as error:
-        work.trouble = first_line(error)
-        if connections[rows.db].needs_rollback:
-            # A transaction of the caller's, as with ATOMIC_REQUESTS: it will undo what was done.
-            work.changed = []
-    finally:
-        # Also where an error of the project's own ends it, out of a permission that it asks for, say.
-        facts: dict[str, Any] = {"by": request.user, "reason": reason, "using": rows.db}
-        record_action(rows.model, action.name, rows=sum(work.changed), key=work.key, **facts)
-    messages.add_message(request, *work.message())
-    return work.is_over
-
-
-class Work:
-    """What one request does with an action: how many rows it has changed, and which it has left alone, and why."""
-
-    def __init__(self, action: Action, rows: Rows, named: Collection[str], reason: str) -> None:
-        self.action, self.named, self.reason = action, named, reason
-        self.rows, self.chosen = rows, action.chosen(rows, named)
-        #: Rows that were changed, chunk by chunk, and those that were left alone, by why.
-        self.changed: list[int] = []
-        self.left: Counter[str] = Counter()
-        #: The key of the row, where it was one.
-        self.key = ""
-        self.trouble = ""
-        self.is_over = True
-
-    def keys(self) -> Iterator[list[Any]]:
-        """Yield the keys of all rows that the action changes, in their order, a chunk at a time."""
-        # The others, where they are quickly counted.
-        if (states := states_of(self.rows)).total() <= MOST:
-            others = sorted(states.keys() - self.action.states_of(self.named))
-            self.left.update({str(STATES[state]): states[state] for state in others})
-        left, size = self.chosen.order_by("pk"), int(conf.setting("CHUNK_SIZE"))
-        while part := list(left.values_list("pk", flat=True)[:size]):
-            yield part
-            left = left.filter(pk__gt=part[-1])
-
-    def do(self, keys: Iterable[list[Any]], may: Callable[[models.Model], bool] | None) -> None:
-        """Act on the rows with these *keys* that the user *may* act on, until the time is up."""
-        began, model, alias = clock(), self.rows.model, self.rows.db
-        # No verb reaches rows through an aggregate.
-        grouped = self.rows.query.group_by is not None
-        plain = ClaimQuerySet(model, using=alias) if grouped else self.rows
-        for part in keys:
-            if self.changed and clock() - began >= SECONDS:
-                self.is_over = False
-                return
-            self.key = str(part[0]) if len(part) == 1 and not self.changed else ""
+        # Rows in other states are named where they are quickly counted.
+        if keys is None and (states := states_of(rows)).total() <= MOST:
+            others = sorted(states.keys() - action.states_of(named))
+            left.update({str(STATES[state]): states[state] for state in others})
+        for part in chunks_of(chosen) if keys is None else keys:
+            if changed and clock() - began >= SECONDS:
+                is_over = False
+                break
+            key = str(part[0]) if len(part) == 1 and not changed else ""
             mine = part
             if may is not None:
-                mine = [row.pk for row in self.chosen.filter(pk__in=part) if may(row)]
-            self.changed.append(0)
-            self.action.run(
-                self.action.chosen(plain.filter(pk__in=mine), self.named),
-                named=self.named,
-                reason=self.reason,
-                progress=partial(self.changed.__setitem__, -1),
-            )
-            errors = [one.error for one in refusals(model, alias, since=began) if one.key in mine]
+                mine = [row.pk for row in chosen.filter(pk__in=part) if may(row)]
+            changed.append(0)
+            progress = partial(changed.__setitem__, -1)
+            action.run(plain.filter(pk__in=mine), named, reason, progress=progress)
+            errors = [one.error for one in refusals(rows.model, rows.db, began) if one.key in mine]
             refused = _("that the database refuses to have written (%(error)s)")
-            self.left.update(refused % {"error": error} for error in errors)
-            self.left[_("that you may not change")] += len(part) - len(mine)
-            missed = len(mine) - self.changed[-1] - len(errors)
-            self.left[_("that somebody else has locked or changed meanwhile")] += missed
+            left.update(refused % {"error": error} for error in errors)
+            left[_("that you may not change")] += len(part) - len(mine)
+            missed = len(mine) - changed[-1] - len(errors)
+            left[_("that somebody else has locked or changed meanwhile")] += missed
+    except (Error, TaskClaimError) as error:
+        trouble = first_line(error)
+        if connections[rows.db].needs_rollback:
+            # A transaction of the caller's, as with ATOMIC_REQUESTS: it will undo what was done.
+            changed = []
+    finally:
+        # Also where an error of the project's own ends it, out of a permission that it asks for, say.
+        if number_of_rows := sum(changed):
+            facts: dict[str, Any] = {"by": request.user, "reason": reason, "using": rows.db}
+            record_action(rows.model, action.name, rows=number_of_rows, key=key, **facts)
+    level, more = messages.SUCCESS if sum(changed) else messages.WARNING, ""
+    if trouble:
+        level = messages.ERROR
+        more = _("Then the database refused: %(error)s") % {"error": trouble}
+    elif not is_over:
+        more = _("The time was up; press again for the rest.")
+    elif reasons := ", ".join(f"{number(n)} {why}" for why, n in left.items() if n > 0):
+        more = _("Left alone: %(reasons)s.") % {"reasons": reasons}
+    messages.add_message(request, level, f"{action.result(sum(changed))} {more}".rstrip())
+    return is_over
 
-    def message(self) -> tuple[int, str]:
-        """Return what was done, what was left alone and why, and whether there is more to do; with its level."""
-        changed = sum(self.changed)
-        level, text = messages.SUCCESS if changed else messages.WARNING, self.action.result(changed)
-        reasons = ", ".join(f"{number(n)} {why}" for why, n in self.left.items() if n > 0)
-        if self.trouble:
-            level, more = messages.ERROR, _("Then the database refused: %(error)s")
-        elif not self.is_over:
-            more = _("The time was up; press again for the rest.")
-        else:
-            more = _("Left alone: %(reasons)s.") if reasons else ""
-        return level, f"{text} {more % {'error': self.trouble, 'reasons': reasons}}".rstrip()
+
+def chunks_of(rows: Rows) -> Iterator[list[Any]]:
+    """Yield the keys of *rows*, in their order, a chunk at a time."""
+    left, size = rows.order_by("pk"), int(conf.setting("CHUNK_SIZE"))
+    while part := list(left.values_list("pk", flat=True)[:size]):
+        yield part
+        left = left.filter(pk__gt=part[-1])
 
 
 # Rows as the user sees them
@@ -367,17 +346,3 @@ def states_of(rows: models.QuerySet[models.Model]) -> Counter[str]:
     """Count the states of the rows, of MOST + 1 at most."""
     status = claim_columns(rows.model).status.name
     return Counter(rows.order_by().values_list(status, flat=True)[: MOST + 1])
-
-
-def describe_rows(rows: Rows) -> tuple[list[str], Collection[str]]:
-    """Say which rows they are where they are few, else how many in which states; with the states that they may have."""
-    few = list(rows[: FEW + 1])
-    if len(few) <= FEW:
-        look_at(few, rows.db)
-        texts = [(Truncator(str(row)).chars(60), summary(facts_of(row))) for row in few]
-        facts: list[str] = [format_html("{} {}", *text) for text in texts]
-        return facts or [_("There are none.")], {facts_of(row).status for row in few}
-    states = states_of(rows)
-    if states.total() > MOST:
-        return [_("More than %(number)s rows") % {"number": number(MOST)}], list(Status)
-    return [f"{number(states[one])} {STATES[one]}" for one in STATES if states[one]], states

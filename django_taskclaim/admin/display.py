@@ -153,8 +153,6 @@ def held(facts: RowFacts) -> str:
     }
     if not facts.is_held:
         text = _("by %(holder)s")
-    elif facts.left is None:
-        text = _("held by %(holder)s, without an end")
     elif facts.kind == EXPIRED:
         text = _("held by %(holder)s, lease ended %(time)s ago")
     else:
@@ -169,8 +167,6 @@ def tried(facts: RowFacts) -> str:
     parts = []
     if facts.is_held:
         parts.append(_("try %(next)s of %(most)s") % counts)
-    elif facts.attempts and facts.status == Status.COMPLETE:
-        parts.append(_("done at try %(next)s") % counts)
     elif facts.attempts:
         parts.append(_("tried %(tries)s of %(most)s") % counts)
     if facts.open_ended:

@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.display import EXPIRED, STATES, WAITING
-from django_taskclaim.columns import ClaimColumns, claim_columns
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.db import dialect_for
 from django_taskclaim.monitoring.counts import count_rows
 from django_taskclaim.querysets.scope import is_expired, is_waiting
@@ -35,13 +35,7 @@ Rows = models.QuerySet[Any]
 
 
 class ClaimFilter(SimpleListFilter):
-    """A filter that knows where the model keeps its claim columns; the list draws it above its rows."""
-
-    def __init__(
-        self, request: HttpRequest, params: Any, model: type[models.Model], model_admin: Any
-    ) -> None:
-        self.columns: ClaimColumns = claim_columns(model)
-        super().__init__(request, params, model, model_admin)
+    """A filter by the claim columns; the list draws it above its rows."""
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         """Return the rows that match; all where nothing, or nothing that can be, is asked for."""
@@ -52,7 +46,7 @@ class ClaimFilter(SimpleListFilter):
         raise NotImplementedError
 
     def in_state(self, rows: Rows, status: str, **more: object) -> Rows:
-        return rows.filter(**{self.columns.status.name: status}, **more)
+        return rows.filter(**{claim_columns(rows.model).status.name: status}, **more)
 
 
 class StateFilter(ClaimFilter):
@@ -68,15 +62,16 @@ class StateFilter(ClaimFilter):
             for status in Status:
                 n = getattr(known.progress, status)
                 counts[status] = f"≈ {short(n)}" if status in known.estimated else number(n)
-        kinds = [kind for kind in STATES if kind != WAITING or self.columns.not_before]
+        waits = claim_columns(rows.model).not_before
+        kinds = [kind for kind in STATES if kind != WAITING or waits]
         shape = '<span class="taskclaim-is-{}">{}</span> <b>{}</b>'
         return [(one, format_html(shape, one, STATES[one], counts.get(one, ""))) for one in kinds]
 
     def matching(self, rows: Rows, value: str) -> Rows:
         if value == WAITING:
-            return self.in_state(rows, Status.OPEN).filter(is_waiting(self.columns))
+            return self.in_state(rows, Status.OPEN).filter(is_waiting(claim_columns(rows.model)))
         if value == EXPIRED:
-            return rows.filter(is_expired(self.columns))
+            return rows.filter(is_expired(claim_columns(rows.model)))
         return self.in_state(rows, value) if value in Status else rows
 
 
@@ -87,7 +82,7 @@ class GroupFilter(ClaimFilter):
     role: str
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
-        field = getattr(self.columns, self.role)
+        field = getattr(claim_columns(model_admin.model), self.role)
         if field is None:
             return []
         rows = self.in_state(model_admin.get_queryset(request), self.status).order_by()
@@ -99,7 +94,7 @@ class GroupFilter(ClaimFilter):
 
     def matching(self, rows: Rows, value: str) -> Rows:
         lookup = "__startswith" if value.endswith(WORKER_MARK) else ""
-        named = {f"{getattr(self.columns, self.role).name}{lookup}": value}
+        named = {f"{getattr(claim_columns(rows.model), self.role).name}{lookup}": value}
         return self.in_state(rows, self.status, **named)
 
     def words(self, value: str) -> str:

@@ -1,11 +1,9 @@
 """``ClaimAdminMixin``: the user's ModelAdmin learns to show claims and to act on them."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.contrib import admin
-from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.http import HttpRequest
@@ -24,7 +22,6 @@ from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, ClaimFilte
 from django_taskclaim.columns import (
     LINK,
     claim_columns,
-    has_claim_columns,
     has_ranges,
     is_companion,
     source_key_text,
@@ -51,21 +48,14 @@ else:
     except ImportError as error:
         raise ImproperlyConfigured(
             "ClaimAdminMixin needs the package django-admin-actions: pip install 'django-taskclaim[admin]',"
-            " and add 'admin_actions' to INSTALLED_APPS, before 'django.contrib.admin'."
+            " and add 'admin_actions' to INSTALLED_APPS."
         ) from error
 
 #: What a list tells of a claim: all in one column, unless the user has named the one that shows the state alone.
 SUMMARY, STATE = "claim_summary", "claim_state"
 
 
-class _Tuples(ModelAdmin):
-    """Lets django-admin-actions add its column to a ``list_display`` that is a list."""
-
-    def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
-        return tuple(super().get_list_display(request))
-
-
-class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
+class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin):
     """For the ModelAdmin of a claimable model, named before any base of your own.
 
         @admin.register(Photo)
@@ -83,7 +73,11 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
         css = {"all": ["taskclaim/claims.css"]}
 
     def __init__(self, model: Any, admin_site: Any) -> None:
+        """Raise TypeError for a model that is not claimable."""
+        claim_columns(model)
         super().__init__(model, admin_site)
+        # django-admin-actions adds its column to a tuple.
+        self.list_display = tuple(self.list_display)
         # Buttons of the list lead there.
         register(admin_site)
         if self.actions is not None:
@@ -94,7 +88,15 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
             self.raw_id_fields = (*self.raw_id_fields, LINK)  # type: ignore[misc]  # a ClassVar in django-stubs
 
     def check(self, **kwargs: object) -> Any:
-        return [*super().check(**kwargs), *problems(self)]
+        found = super().check(**kwargs)
+        if not apps.is_installed("admin_actions"):
+            text = (
+                "ClaimAdminMixin needs the app 'admin_actions', whose templates draw its buttons."
+            )
+            found.append(
+                message("E021", text, "Put 'admin_actions' into INSTALLED_APPS.", type(self))
+            )
+        return found
 
     # Who may
 
@@ -109,12 +111,10 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
         """Return the user's columns, with that of the claim beside the first unless they name it, or its state."""
-        # The column of buttons comes last, and only for those who may press them.
-        shown = [one for one in super().get_list_display(request) if one != "actions_holder"]
+        shown = list(dict.fromkeys([*super().get_list_display(request), "actions_holder"]))
         if {SUMMARY, STATE}.isdisjoint(shown):
             shown.insert(1, SUMMARY)
-        buttons = ["actions_holder"] if self.has_operate_permission(request) else []
-        return (*shown, *buttons)
+        return tuple(shown)
 
     def get_list_filter(self, request: HttpRequest) -> Any:
         own = list(super().get_list_filter(request))
@@ -138,7 +138,7 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin, _Tuples):
                 facts.buttons = list(self.claim_row_buttons(request, row, query=query))[:1]
         return changes
 
-    @admin.display(description="")
+    @admin.display(description="", empty_value="")
     def actions_holder(self, instance: Any) -> str:
         """Return the buttons of one row of the list, and those that the user has declared."""
         template = "admin/change_list_item_object_tools.html"
@@ -231,19 +231,3 @@ def takes_source(model: type[models.Model]) -> bool:
     # A wrong link is for ``manage.py check`` to tell.
     links = [field for field in model._meta.fields if is_companion(model) and field.name == LINK]
     return any(isinstance(link, models.ForeignKey) and link.editable for link in links)
-
-
-# What a project must have
-
-
-def problems(admin: Any) -> Iterator[CheckMessage]:
-    """Yield what keeps a ModelAdmin with ``ClaimAdminMixin`` from working."""
-    names, kind = [config.name for config in apps.get_app_configs()], type(admin)
-    # The buttons are drawn by its templates, found before those of Django's admin.
-    if "admin_actions" not in names[: names.index("django.contrib.admin")]:
-        text = "ClaimAdminMixin needs the app 'admin_actions' before 'django.contrib.admin'."
-        hint = "Put 'admin_actions' into INSTALLED_APPS, before 'django.contrib.admin'."
-        yield message("E021", text, hint, kind)
-    if not has_claim_columns(admin.model):
-        text = f"{kind.__name__} has ClaimAdminMixin, and {admin.model.__name__} is not claimable."
-        yield message("E022", text, "Use ClaimAdminMixin for claimable models only.", kind)

@@ -5,7 +5,7 @@ each change is recorded.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -19,9 +19,7 @@ from django_taskclaim.control.actions import what_was_done
 from django_taskclaim.control.models import OperatorAct, is_on
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.formatting import counted, format_duration, format_number
-from django_taskclaim.holders import user_of
 from django_taskclaim.models import Switch
-from django_taskclaim.signals import rows_acted_on
 from django_taskclaim.switch import (
     SwitchError,
     claimable_models,
@@ -82,7 +80,10 @@ def record_action(
                     key=storable(key or worker, 255),
                 )
     if getattr(by, "pk", None) is not None and apps.is_installed("django.contrib.admin"):
-        subject, done = worker or _subject(model, rows, key), what_was_done(action)
+        done, names = what_was_done(action), _("all models")
+        if model is not None:
+            names = str(model._meta.verbose_name_plural)
+        subject = worker or key or (names if rows is None else f"{format_number(rows)} {names}")
         text = f"{capfirst(done)}: {reason}" if reason else str(capfirst(done))
         _store_entry(model or Switch, by, key, f"{subject}: {done}", text)
 
@@ -114,43 +115,10 @@ def _store_entry(model: type[models.Model], user: Any, key: str, title: str, tex
         )
 
 
-def _subject(model: type[models.Model] | None, rows: int | None, key: str) -> str:
-    """Return what it was done to: ``photo 7``, ``1,204 photos``, ``photos``."""
-    if model is None:
-        return _("all models")
-    names = model._meta.verbose_name, model._meta.verbose_name_plural
-    if key:
-        return f"{names[0]} {key}"
-    return str(names[1]) if rows is None else f"{format_number(rows)} {names[rows != 1]}"
-
-
 def storable(text: str, length: int) -> str:
     """Return what a column takes of a text that anybody may have written."""
     clean = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
     return clean[:length]
-
-
-def record_take_over(
-    sender: Any,
-    keys: Sequence[object],
-    act: str,
-    using: str,
-    by: str = "",
-    reason: str = "",
-    **others: object,
-) -> None:
-    """Record rows that were taken over: the verb itself is given who and why. A receiver of ``rows_acted_on``."""
-    if act == "taken over":
-        key = str(keys[0]) if len(keys) == 1 else ""
-        who = user_of(by) or by
-        record_action(
-            sender, "take over", rows=len(keys), by=who, reason=reason, key=key, using=using
-        )
-
-
-def listen() -> None:
-    """Record every row that is taken over from now on."""
-    rows_acted_on.connect(record_take_over, dispatch_uid=__name__)
 
 
 # The switch

@@ -257,9 +257,9 @@ class ClaimQuerySet(FencedQuerySet[M]):
     def take_over(self, *, by: str, reason: str, lease: Lease = None) -> int:
         """Let *by* hold the rows of this queryset that others hold, and return how many; those lose them.
 
-        An operator's act, which needs no token and is recorded with its *reason* where the control app is installed.
-        Rows that *by* holds already stay as they are, open and finished ones too; a row that somebody has locked is
-        left alone. ``holdings(by)`` then returns them with their claims. *lease* is as for ``hand_over``.
+        An operator's act, which needs no token; the history of the rows and ``rows_acted_on`` have its *reason*. Rows
+        that *by* holds already stay as they are, open and finished ones too; a row that somebody has locked is left
+        alone. ``holdings(by)`` then returns them with their claims. *lease* is as for ``hand_over``.
         """
         return operating.in_chunks(self, operating.take_over(self.model, by, reason, lease))
 

@@ -33,6 +33,7 @@ from django_taskclaim.claim import carried_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.contrib.review.templatetags.taskclaim import claim_column, clock_time
+from django_taskclaim.control.audit import record_action
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.holders import holder_of, name_of
 from django_taskclaim.policy import RENEWALS_PER_LEASE
@@ -197,8 +198,6 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
     row_url_name = ""
     #: How many rows held by others are listed; 0 for none.
     others_shown = 10
-    #: Put lapsed claims back before an answer comes back short. Off where workers or ``release_expired`` do it.
-    puts_back_expired = True
     acts = ("more", "ping")
 
     def get(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
@@ -207,7 +206,7 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
 
     def more(self) -> HttpResponse:
         """Claim as many rows as ``batch_size`` leaves room for, and show the page again."""
-        if len(self._claim()) < self.batch_size and self.puts_back_expired:
+        if len(self._claim()) < self.batch_size:
             # What is the user's own was renewed.
             self.get_queryset().release_expired(limit=MOST_PUT_BACK)
             self._claim()
@@ -362,7 +361,10 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         # No two claims of a row have the same iteration.
         if seen == str(claim_column(row, "iteration")):
             as_seen = self._this_row().filter(**{claim_columns(type(row)).iteration.name: seen})
-            as_seen.take_over(by=self.holder(), reason=reason, lease=self.lease)
+            if as_seen.take_over(by=self.holder(), reason=reason, lease=self.lease):
+                key, who = str(row.pk), self.request.user
+                facts: dict[str, Any] = {"reason": reason, "using": as_seen.db}
+                record_action(type(row), "take over", rows=1, key=key, by=who, **facts)
         return HttpResponseRedirect(self.request.path)
 
     def write(self, form: Any, then: Callable[[Any], object]) -> None:
