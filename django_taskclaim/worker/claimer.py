@@ -179,6 +179,8 @@ class Claimer(threading.Thread):
 
     def _next_turn(self) -> float:
         """Return when, by ``clock()``, there is something to do."""
+        # Asked again every few seconds while nothing is due for long, which is no hang.
+        self._last_turn = clock()
         if self._is_over() or (self._may_claim() and self._has_reached_a_limit()):
             return 0.0
         moments = [clock() + LONGEST_WAIT, self._next_write(), *map(self._look_at, self.sources)]

@@ -1,6 +1,7 @@
 """Children that die or hang: the supervisor replaces them, and gives up where none can be kept alive."""
 
 import signal
+import subprocess
 
 import pytest
 
@@ -39,3 +40,9 @@ def test_a_child_whose_thread_hangs_is_replaced(start_worker: Start) -> None:
     assert any("hangs" in text for text in errors(worker))
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
+
+
+def test_a_worker_that_polls_rarely_is_not_taken_for_hung(start_worker: Start) -> None:
+    worker = start_worker("--poll", "3600", "--in-process")
+    with pytest.raises(subprocess.TimeoutExpired):
+        worker.process.wait(60)
