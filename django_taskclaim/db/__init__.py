@@ -70,9 +70,10 @@ class SwitchIsOn(_Expression):
     """
 
     conditional = True
+    output_field = models.BooleanField()
 
     def __init__(self, scopes: Sequence[str], *, unlimited: bool = False) -> None:
-        super().__init__(output_field=models.BooleanField())
+        super().__init__()
         self.scopes, self.unlimited = tuple(scopes), unlimited
 
     def fragment(self, dialect: Dialect) -> SQL:
@@ -96,8 +97,7 @@ class SwitchIsOn(_Expression):
 class DatabaseNow(_Expression):
     """The database's own clock, comparable with a ``MomentField``."""
 
-    def __init__(self) -> None:
-        super().__init__(output_field=MomentField())
+    output_field = MomentField()
 
     def fragment(self, dialect: Dialect) -> SQL:
         return SQL(dialect.now)
@@ -106,8 +106,10 @@ class DatabaseNow(_Expression):
 class DatabaseLater(_Expression):
     """The moment a while from now by the database's own clock; a negative wait is a moment past."""
 
+    output_field = MomentField()
+
     def __init__(self, wait: timedelta) -> None:
-        super().__init__(output_field=MomentField())
+        super().__init__()
         self.wait = wait
 
     def fragment(self, dialect: Dialect) -> SQL:

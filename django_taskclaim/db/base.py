@@ -309,6 +309,9 @@ class Dialect(Session):
 
         Only its ordering may join other tables. *deleting* says that the rows are to go.
         """
+        if self.has_one_writer:
+            # The immediate transaction that this runs in is the lock.
+            return self.first(queryset, table, limit, fields)
         rows = self.compiled(queryset, limit, fields)
         if rows is None:
             return []
@@ -329,6 +332,11 @@ class Dialect(Session):
 
         *lock* locks them first: ``WAIT`` or ``SKIP`` says what happens to rows that another transaction has locked.
         """
+        if lock and self.has_one_writer:
+            # For other tables the immediate transaction is the lock; the caller's transaction may be a deferred one.
+            if isinstance(table, Table):
+                self.wait_to_write(table)
+            lock = ""
         statement = sql(
             "SELECT {} FROM {} WHERE {} ORDER BY {}{}{}",
             table.shown(fields),

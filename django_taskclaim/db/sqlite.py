@@ -8,17 +8,7 @@ from typing import Any
 from django.db import OperationalError
 
 from django_taskclaim.db.base import NAMED_LEASES, ClaimStatement, Dialect
-from django_taskclaim.db.sql import (
-    SKIP,
-    SQL,
-    WAIT,
-    Fields,
-    KeyTable,
-    Row,
-    Rows,
-    Table,
-    sql,
-)
+from django_taskclaim.db.sql import SQL, sql
 
 #: SQLITE_IOERR, the low byte of its extended codes.
 IO_ERROR = 10
@@ -79,25 +69,6 @@ class SQLite(Dialect):
             table.beside_key(statement.claimable),
             table.shown(statement.fields),
         )
-
-    def select(
-        self,
-        table: KeyTable,
-        fields: Fields,
-        condition: SQL,
-        lock: str = "",
-        limit: int | None = None,
-    ) -> list[Row]:
-        # For other tables the immediate transaction is the lock; the caller's transaction may be a deferred one.
-        if lock in (WAIT, SKIP) and isinstance(table, Table):
-            self.wait_to_write(table)
-        return super().select(table, fields, condition, limit=limit)
-
-    def lock_first(
-        self, queryset: Rows, table: KeyTable, limit: int, fields: Fields, *, deleting: bool = False
-    ) -> list[Row]:
-        # The immediate transaction that this runs in is the lock.
-        return self.first(queryset, table, limit, fields)
 
     def advisory_lock(self, name: str) -> None:
         # The session that writes is the only writer. If others have committed since its first read, this is an error.

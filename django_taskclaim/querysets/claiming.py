@@ -69,14 +69,12 @@ from django_taskclaim.querysets.scope import (
 )
 from django_taskclaim.querysets.transactions import (
     AWAY,
-    PATIENCE,
     AmbiguousCommit,
     autocommit,
     can_autocommit,
     in_transaction,
     judge_ambiguous_commit,
     run_durable,
-    wait_for_answer,
 )
 from django_taskclaim.querysets.writes import Given, lock_claims, renew
 from django_taskclaim.signals import rows_claimed, send_after_commit
@@ -254,14 +252,10 @@ def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[models.Model]:
         return []
     if WORKER_MARK not in call.request.holder:
         raise error
-    # The caller hears soon that the outcome is unknown, and can still give the rows back in time.
-    patience = min(PATIENCE, call.request.lease.total_seconds() / 4)
     if rows is None:
-        claimed = rows = _instances(
-            call, wait_for_answer(call.target, rows_of_holder, patience, call)
-        )
+        claimed = rows = _instances(call, in_transaction(call.target, rows_of_holder, call))
     else:
-        claimed = judge_ambiguous_commit(claimed, patience=patience).still_held
+        claimed = judge_ambiguous_commit(claimed).still_held
     if not claimed:
         raise OperationalError("The claim was not committed.") from error
     held = set(map(id, claimed))

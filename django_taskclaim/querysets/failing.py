@@ -59,7 +59,7 @@ def _failure(
     return Write(
         sets={"attempts": ONE_MORE, **(FAILED if waits is None else OPEN_AGAIN)},
         own=None if waits is None else partial(_waits, waits),
-        per_row=1,
+        per_row=int(waits is not None),
         how=Ended(failure=text, permanent=isinstance(error, Permanent)),
         signal=rows_failed,
         facts={"error": error},
@@ -159,17 +159,16 @@ def stop_everyone(
 
     Inside a caller's transaction it holds once that commits.
     """
-    retry_on_contention(using=using).call(
-        _store, throttle_scope(scope_of(model)), using, lasting, reason[:500], by[:200]
-    )
-
-
-def _store(scope: str, using: str, lasting: timedelta, reason: str, by: str) -> None:
     end, holds = DatabaseLater(lasting), Q(until__gt=DatabaseNow(), paused_at__isnull=False)
-    row = Switch.objects.using(using).row(scope)
-    row.filter(Q(until=None) | Q(until__lt=end)).update(
-        paused_at=Case(When(holds, then=F("paused_at")), default=DatabaseNow()),
-        until=end,
-        reason=reason,
-        by=by,
-    )
+
+    @retry_on_contention(using=using)
+    def store() -> None:
+        row = Switch.objects.using(using).row(throttle_scope(scope_of(model)))
+        row.filter(Q(until=None) | Q(until__lt=end)).update(
+            paused_at=Case(When(holds, then=F("paused_at")), default=DatabaseNow()),
+            until=end,
+            reason=reason[:500],
+            by=by[:200],
+        )
+
+    store()

@@ -211,8 +211,6 @@ class FencedQuerySet(models.QuerySet[M]):
         refuse_names(self.model, kwargs, "update()")
         return super().update(**kwargs)
 
-    vars(update)["alters_data"] = True
-
     def bulk_update(
         self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None
     ) -> int:
@@ -232,8 +230,6 @@ class FencedQuerySet(models.QuerySet[M]):
             return written + write_others(others, names, batch_size)
 
         return _while_held(held, self.db, write)
-
-    vars(bulk_update)["alters_data"] = True
 
     def bulk_create(
         self,
@@ -264,8 +260,6 @@ class FencedQuerySet(models.QuerySet[M]):
             remember(row, columns.guarded_names)
         call_workers(columns.owner, self.db)
         return created
-
-    vars(bulk_create)["alters_data"] = True
 
 
 def fence_delete(model: Any) -> None:

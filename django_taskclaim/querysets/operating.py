@@ -303,26 +303,6 @@ def delete_locked(target: ClaimTarget, keys: Sequence[Key], condition: Q) -> int
     return by_model.get(target.model._meta.label, 0)
 
 
-def prunable(target: ClaimTarget, older_than: timedelta) -> Q:
-    """Match complete rows that are old enough; without a ``completed_at`` nobody knows how old a row is.
-
-    Of ranges the last one stays: what is planned next begins where it ends, or all over again.
-    """
-    columns = target.columns
-    if columns.completed_at is None:
-        raise TypeError(
-            f"{target.model.__name__} has no completed_at, so nobody knows how long its rows have been complete;"
-            " add CompletedAtMixin."
-        )
-    ended = {f"{columns.completed_at.name}__lt": DatabaseLater(-older_than)}
-    found = Q(**{columns.status.name: Status.COMPLETE}) & Q(**ended)
-    if not has_ranges(target.model):
-        return found
-    # The number is read first, since MySQL cannot delete by a subquery on the same table. Later ranges stand behind it.
-    last = target.rows.aggregate(last=Max("position"))["last"]
-    return found if last is None else found & Q(position__lt=last)
-
-
 @dataclass(frozen=True)
 class Prune(BulkVerb):
     """Deletes rows that have been complete for long."""
@@ -330,7 +310,23 @@ class Prune(BulkVerb):
     older_than: timedelta
 
     def condition(self, target: ClaimTarget) -> Q:
-        return prunable(target, self.older_than)
+        """Return complete rows that are old enough; without a ``completed_at`` nobody knows how old a row is.
+
+        Of ranges the last one stays: what is planned next begins where it ends, or all over again.
+        """
+        columns = target.columns
+        if columns.completed_at is None:
+            raise TypeError(
+                f"{target.model.__name__} has no completed_at, so nobody knows how long its rows have been complete;"
+                " add CompletedAtMixin."
+            )
+        ended = {f"{columns.completed_at.name}__lt": DatabaseLater(-self.older_than)}
+        found = Q(**{columns.status.name: Status.COMPLETE}) & Q(**ended)
+        if not has_ranges(target.model):
+            return found
+        # Read first, since MySQL cannot delete by a subquery on the same table. Later ranges stand behind it.
+        last = target.rows.aggregate(last=Max("position"))["last"]
+        return found if last is None else found & Q(position__lt=last)
 
     def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
         keys, condition = [row.key for row in rows], self.condition(target)

@@ -36,8 +36,8 @@ R = TypeVar("R")
 #: The errors of a server that is away, is stopping or is no longer the primary.
 AWAY = (OperationalError, InterfaceError, InternalError)
 
-#: How many seconds the caller of a verb waits for a transaction whose COMMIT was not answered.
-PATIENCE = 5.0
+#: How many seconds a verb waits at a time for a transaction whose COMMIT was not answered.
+PATIENCE = 2.0
 
 
 class AmbiguousCommit(OperationalError):
@@ -143,23 +143,6 @@ def _retry(using: str, *, lock_timeouts: bool) -> retry_on_contention:
     return retry_on_contention(using=using, atomic=False, lock_timeouts=lock_timeouts)
 
 
-def wait_for_answer(
-    target: Target, question: Callable[P, R], patience: float, *args: P.args, **kwargs: P.kwargs
-) -> R:
-    """Return what *question* returns in a transaction of its own, which waits so many seconds for a lock.
-
-    An error of the database passes on. The thread's connection is replaced if it broke.
-    """
-    dialect = target.dialect
-    try:
-        with dialect.own_transaction(), dialect.limit_lock_wait(patience):
-            return question(*args, **kwargs)
-    except AWAY:
-        if not dialect.connection.in_atomic_block:
-            drop_broken(target.alias)
-        raise
-
-
 class Judgement(NamedTuple):
     """What a transaction whose COMMIT was not answered has left of each row."""
 
@@ -172,10 +155,7 @@ class Judgement(NamedTuple):
 
 
 def judge_ambiguous_commit(
-    rows: Sequence[models.Model],
-    *,
-    patience: float = PATIENCE,
-    finished: Status | None = Status.COMPLETE,
+    rows: Sequence[models.Model], *, finished: Status | None = Status.COMPLETE
 ) -> Judgement:
     """Say what became of *rows* after the COMMIT of a transaction that was to finish them was not answered.
 
@@ -183,14 +163,13 @@ def judge_ambiguous_commit(
     database says now: a claim that is found in the state *finished* is ended on the instance, and an ambiguous one is
     marked as lost there.
 
-    Waits up to *patience* seconds where the unanswered transaction still has the rows locked; then, or if the database
-    is away, its error passes on, nothing is decided, and the call may be repeated. To be called outside of any
-    transaction. The thread's connection is replaced if it broke.
+    Waits for a moment where the unanswered transaction still has the rows locked; then, or if the database is away, its
+    error passes on, nothing is decided, and the call may be repeated. To be called outside of any transaction.
     """
     claims = carried_claims(rows)
     target = ClaimTarget.of(type(rows[0]), claims[0].alias)
     keys = sorted(claim.pk for claim in claims)
-    states = wait_for_answer(target, _states, patience, target, keys)
+    states = in_transaction(target, _states, target, keys)
     # All rows are asked before anything is noted.
     judgement = Judgement([], [], [])
     for row, claim in zip(rows, claims, strict=True):
@@ -215,8 +194,9 @@ def _states(target: ClaimTarget, keys: Sequence[object]) -> dict[Any, tuple[str,
     columns = target.columns
     fields = [*columns.key, columns.status, columns.claimed_by, columns.iteration]
     found: list[Row] = []
-    for part in target.dialect.chunks(keys, target.table):
-        found += target.dialect.select(target.table, fields, target.table.keyed(part), WAIT)
+    with target.dialect.limit_lock_wait(PATIENCE):
+        for part in target.dialect.chunks(keys, target.table):
+            found += target.dialect.select(target.table, fields, target.table.keyed(part), WAIT)
     return {target.table.key_of(row): (row[-3], Token(*row[-2:])) for row in found}
 
 

@@ -392,10 +392,8 @@ def renew(given: Given, lease: timedelta | None = None) -> Renewed:
     result = Renewed([], [], [], [])
     try:
         for held in given.held:
-            by_lease: dict[timedelta, list[tuple[Claim, models.Model]]] = {}
-            for claim, row in held.pairs:
-                by_lease.setdefault(lease or claim.lease, []).append((claim, row))
-            for asked, pairs in by_lease.items():
+            for asked in {lease or claim.lease for claim in held.claims}:
+                pairs = [pair for pair in held.pairs if (lease or pair[0].lease) == asked]
                 for part in HeldRows(held.target, pairs).parts():
                     _renew_part(part, asked, result)
     finally:

@@ -307,7 +307,7 @@ class Writer:
 
     def _decide(self, held: HeldRow, outcome: Ambiguous) -> None:
         """Find out, by the token, whether a transaction was committed whose COMMIT was not answered."""
-        found = judge_ambiguous_commit([held.row], patience=0)
+        found = judge_ambiguous_commit([held.row])
         if found.still_held:
             self._call_verb([held], outcome.otherwise)
             self._note([held], outcome.otherwise, 0.0)

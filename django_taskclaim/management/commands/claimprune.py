@@ -27,7 +27,7 @@ from django_taskclaim.control.actions import PRUNE
 from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.management.base import USAGE, Model, duration
 from django_taskclaim.management.rows import RowsCommand
-from django_taskclaim.querysets.operating import prunable
+from django_taskclaim.querysets.operating import Prune
 from django_taskclaim.querysets.scope import ClaimTarget
 
 
@@ -44,7 +44,7 @@ class Command(RowsCommand):
     def handle(self, *, older_than: timedelta, **options: Any) -> None:
         ((model, alias),) = self.where
         try:
-            old = prunable(ClaimTarget.of(model, alias), older_than)
+            old = Prune(older_than).condition(ClaimTarget.of(model, alias))
         except TypeError as error:
             raise CommandError(str(error), returncode=USAGE) from error
         which = f"complete, for more than {format_duration(older_than)}"
