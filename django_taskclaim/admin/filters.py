@@ -42,6 +42,13 @@ class ClaimFilter(SimpleListFilter):
         value = self.value()
         return self.matching(queryset, value) if value and "\x00" not in value else queryset
 
+    def choices(self, changelist: Any) -> Any:
+        """Yield the choices without Django's facets, which would be one more count of the whole table."""
+        shown = self.value()
+        for value, display in [(None, _("All")), *self.lookup_choices]:
+            query = changelist.get_query_string({self.parameter_name: value})
+            yield {"selected": value == shown, "query_string": query, "display": display}
+
     def matching(self, rows: Rows, value: str) -> Rows:
         raise NotImplementedError
 
@@ -86,11 +93,12 @@ class GroupFilter(ClaimFilter):
         if field is None:
             return []
         rows = self.in_state(model_admin.get_queryset(request), self.status).order_by()
-        values = rows.values_list(field.name, flat=True)[:LOOKED_THROUGH]
+        values = list(rows.values_list(field.name, flat=True)[:LOOKED_THROUGH])
+        more = "+" * (len(values) == LOOKED_THROUGH)
         # All batches of a worker share the part up to its mark.
         groups = Counter("".join(value.partition(WORKER_MARK)[:2]) for value in values if value)
         most = sorted(groups.most_common(MOST_CHOICES))
-        return [(value, f"{self.words(value)} {number(n)}") for value, n in most]
+        return [(value, f"{self.words(value)} {number(n)}{more}") for value, n in most]
 
     def matching(self, rows: Rows, value: str) -> Rows:
         lookup = "__startswith" if value.endswith(WORKER_MARK) else ""

@@ -183,6 +183,17 @@ def test_a_filter_shows_the_rows_that_it_names(
     assert set(listed(boss, query)) == {row.pk for row in wanted.values()}
 
 
+def test_a_count_of_the_first_rows_only_says_so_and_facets_change_nothing(
+    boss: Client, in_states: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filters, "LOOKED_THROUGH", 1)
+    in_states(Photo)
+    for query in ("", "?_facets=True"):
+        assert "failed 1 paused 1 Failed with LookupError 1+ " in text_of(
+            boss.get(address(Photo) + query)
+        )
+
+
 def test_a_list_of_one_state_has_the_order_in_which_rows_are_claimed(boss: Client) -> None:
     first, second, third = (row.pk for row in make(Photo, 3, priority=lambda i: i % 2))
     Photo.objects.pause_rows()

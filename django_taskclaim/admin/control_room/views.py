@@ -335,9 +335,10 @@ class ModelPage(OverviewPage):
     # What a person can do
 
     def back(self, request: HttpRequest) -> HttpResponseRedirect:
-        """Return to the page, or to the list of a user who may not look at the page."""
+        """Return to the page; a user who may not look at it, to the list, or to the index where there is none."""
         may_look = self.may(may_view, request)
-        return redirect(self.url() if may_look else self.admin_url("changelist"))
+        elsewhere = self.admin_url("changelist") or self.address("index")
+        return redirect(self.url() if may_look else elsewhere)
 
     def command(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then give one worker process the command to drain, stop or release."""
