@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from django.apps import apps
 from django.core.checks import WARNING, CheckMessage
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import (
     BaseCommand,
     CommandError,
@@ -93,6 +94,8 @@ class ClaimCommand(BaseCommand):
         with translation.override("en") if self.in_english else contextlib.nullcontext():
             try:
                 return super().execute(*args, **options)
+            except ImproperlyConfigured as error:
+                raise CommandError(str(error), returncode=USAGE) from error
             except (Error, TaskClaimError) as error:
                 raise _failure(error, self.where) from error
             except KeyboardInterrupt:

@@ -83,7 +83,7 @@ class WorkerOptions:
     def handlers(self) -> list[Handler]:
         """Return the handlers asked for, with this worker's own lease, batch size and filters.
 
-        LookupError for a model without one, SelectionError for a filter that its model does not know.
+        LookupError for a model without one, CommandError for a filter that its model does not know.
         """
         return [self._handler(apps.get_model(label)) for label in self.labels]
 
@@ -98,7 +98,7 @@ class WorkerOptions:
         status = claim_columns(model).status.name
         for text in self.filters:
             if text.partition("=")[0].split(LOOKUP_SEP)[0] == status:
-                raise SelectionError(f"{text}: claims take open rows only; leave {status!r} out")
+                raise _refusal(f"{text}: claims take open rows only; leave {status!r} out")
         conditions = [condition_of(text, model) for text in self.filters]
         return replace(found, queryset=found.rows().filter(*conditions))
 
@@ -106,26 +106,24 @@ class WorkerOptions:
 # Filters
 
 
-class SelectionError(CommandError):
-    """A filter that makes no sense; the message is one sentence."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(f"--filter {text}.", returncode=ExitCode.USAGE)
+def _refusal(text: str) -> CommandError:
+    """Return the error for a filter that makes no sense: one sentence."""
+    return CommandError(f"--filter {text}.", returncode=ExitCode.USAGE)
 
 
 def condition_of(text: str, model: type[models.Model]) -> models.Q:
-    """Return the condition that *text* names; SelectionError if ``filter()`` would refuse it.
+    """Return the condition that *text* names; CommandError if ``filter()`` would refuse it.
 
     The database is not asked.
     """
     lookup, equals, value = text.partition("=")
     if not (equals and lookup.isidentifier()):
-        raise SelectionError(f"{text!r} is no filter; write lookup=value, country=NZ for example")
+        raise _refusal(f"{text!r} is no filter; write lookup=value, country=NZ for example")
     try:
         condition = models.Q((lookup, _value(lookup, value)))
         models.QuerySet(model).filter(condition)
     except (FieldError, TypeError, ValueError, ValidationError) as error:
-        raise SelectionError(f"{text}: {_sentence(error)}") from error
+        raise _refusal(f"{text}: {_sentence(error)}") from error
     return condition
 
 

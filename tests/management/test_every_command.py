@@ -1,5 +1,6 @@
 """Every command has a help that reads well, and says in one sentence what is wrong."""
 
+import re
 from typing import Any
 
 import pytest
@@ -97,7 +98,16 @@ def test_a_wrong_word_is_named(capsys: Captured) -> None:
     for line, named in WRONG:
         code, out, errors = typed(capsys, *line.split())
         assert (code, out) == (2, ""), line
-        assert named in errors.splitlines()[-1], line
+        assert re.match(
+            rf"(CommandError|manage.py \w+: error): .*{re.escape(named)}", errors.splitlines()[-1]
+        ), line
+
+
+def test_a_wrong_setting_is_a_sentence(capsys: Captured, settings: Any) -> None:
+    settings.TASKCLAIM = {"CHUNK_SIZE": "many"}
+    code, out, errors = typed(capsys, "release_expired")
+    assert (code, out, errors.count("\n")) == (2, "", 1)
+    assert "TASKCLAIM['CHUNK_SIZE'] must be a whole number" in errors
 
 
 #: They read, or write a file.

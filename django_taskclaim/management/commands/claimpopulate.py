@@ -44,20 +44,11 @@ class Command(ClaimCommand):
             link = source_link(model)
             sources = link.source._default_manager.using(link.alias_beside(alias))
             sources = sources.filter(*(condition_of(text, link.source) for text in filters))
-            self._populate(CompanionQuerySet(model, using=alias), sources)
+            report = Report(self.stdout, sources.count())
+            rows: CompanionQuerySet[Any] = CompanionQuerySet(model, using=alias)
+            added = rows.populate(
+                sources, chunk_size=CHUNK, progress=lambda seen, _added: report.advance(seen)
+            )
         except TypeError as error:
             raise CommandError(str(error), returncode=USAGE) from error
-
-    def _populate(self, rows: CompanionQuerySet[Any], sources: Any) -> None:
-        report, added = Report(self.stdout, sources.count()), 0
-
-        def progress(seen: int, added_so_far: int) -> None:
-            nonlocal added
-            added = added_so_far
-            report.advance(seen)
-
-        try:
-            rows.populate(sources, chunk_size=CHUNK, progress=progress)
-        finally:
-            # Also where it was stopped: that much is committed.
-            self.stdout.write(f"Added {counted(added, 'row')} to {rows.model._meta.label}.")
+        self.stdout.write(f"Added {counted(added, 'row')} to {model._meta.label}.")

@@ -94,7 +94,8 @@ class Look:
     @property
     def refusals(self) -> list[str]:
         """What could not be read, a sentence each."""
-        return list(dict.fromkeys(one["error"] for one in self.unreadable))
+        lines = (line for one in self.unreadable for line in one["error"].splitlines())
+        return list(dict.fromkeys(lines))
 
 
 class Speed:
