@@ -239,7 +239,7 @@ LABELS = {
     Status.COMPLETE: pgettext_lazy("rows", "complete"),
     Status.FAILED: pgettext_lazy("rows", "failed"),
     Status.PROCESSING: pgettext_lazy("rows", "running"),
-    Status.OPEN: pgettext_lazy("rows", "waiting"),
+    Status.OPEN: pgettext_lazy("rows", "open"),
     Status.PAUSED: pgettext_lazy("rows", "paused"),
 }
 
