@@ -97,6 +97,9 @@ class FencedModel(models.Model):
         alias = using or router.db_for_write(type(self), instance=self)
         save = partial(super().save_base, raw, force_insert, force_update, alias, update_fields)
         claim, concrete = claim_on(self, alias), cast("Any", self._meta.concrete_model)
+        if force_insert and claim is not None:
+            # An INSERT would first load what is deferred, from a row that may be gone.
+            raise ClaimLost([self], reason=NEVER_INSERTED)
         if claim is None or claim.ended or not concrete._meta.parents:
             save()
             return
