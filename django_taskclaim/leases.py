@@ -172,7 +172,7 @@ class named_lease:
                 raise
             return min(random.uniform(*PAUSES), rest)
         self.token, self.renewed_at = taken
-        self.gone = ""
+        self.gone, self.has_trouble = "", False
         self._plan_renewal()
         try:
             # No other connection sees what TestCase's transaction writes, so nothing could renew it.
@@ -250,15 +250,15 @@ class named_lease:
         except Exception as error:
             failure = f"could not be renewed, {type(error).__name__}: {error}"
             drop_broken(self.using)
-        self._plan_renewal(after_failure=bool(failure))
         if failure and not self.has_trouble:
             self._log(logging.WARNING, "trouble", failure)
         self.has_trouble = bool(failure)
+        self._plan_renewal()
 
-    def _plan_renewal(self, *, after_failure: bool = False) -> None:
+    def _plan_renewal(self) -> None:
         """A lease is renewed a quarter of it after the last time, with jitter, and after a failure sooner."""
         seconds, jitter = self.lease.total_seconds(), random.uniform(0.75, 1.0)
-        if after_failure:
+        if self.has_trouble:
             self.renew_at = clock() + min(AGAIN, seconds / 20) * jitter
         else:
             self.renew_at = self.renewed_at + seconds / RENEWALS_PER_LEASE * jitter

@@ -84,7 +84,14 @@ class Drain:
         self.service.read_switch()
         stops = [self._stop_of(handler) for handler in unfinished]
         if not all(stops):
-            self._log_that_it_waits(unfinished)
+            if not self._has_said_that_it_waits and self.inflight.is_empty():
+                self._has_said_that_it_waits = True
+                logger.info(
+                    "%s waits: rows of %s are open or processing and it can claim none; manage.py claimdoctor says why",
+                    self.options.name,
+                    listed([handler.model._meta.label for handler in unfinished]),
+                    extra={"event": "waits"},
+                )
             return False
         self.leaves_work = True
         logger.warning("%s, so the drain ends with work left", "; ".join(stops))
@@ -118,14 +125,3 @@ class Drain:
     def _only_refused_are_left(self, handler: Handler) -> bool:
         is_refused = bool(refusals(handler.model, self.options.using))
         return is_refused and not without_refused(self._unfinished(handler)).exists()
-
-    def _log_that_it_waits(self, handlers: list[Handler]) -> None:
-        if self._has_said_that_it_waits or not self.inflight.is_empty():
-            return
-        self._has_said_that_it_waits = True
-        labels = listed([handler.model._meta.label for handler in handlers])
-        logger.info(
-            "%s waits: rows of %s are open or processing, and it can claim none; manage.py claimdoctor says why",
-            *(self.options.name, labels),
-            extra={"event": "waits"},
-        )

@@ -57,10 +57,6 @@ class Stray:
     #: By ``clock()``: after that its COMMIT can arrive no more.
     until: float = 0.0
 
-    def has(self, key: object) -> bool:
-        """Say whether a row of the holder is one of these."""
-        return self.keys is None or key in self.keys
-
 
 class LeaseKeeper:
     """One for each process; what it is asked for by other threads is done by the service thread."""
@@ -222,7 +218,7 @@ class LeaseKeeper:
                 return False
             strays = list(self._strays)
             # Found before a reaper finds them, which waits for a quarter of the lease.
-            self._next_look = clock() + min(LOOK_EVERY, self._shortest_lease() / 16)
+            self._next_look = clock() + min(LOOK_EVERY, self.renewal_interval() / 4)
             known = {(held.claim.token, held.claim.pk) for held in self.inflight.held()}
             for handler in self.handlers:
                 by_holder = {one.holder: one for one in strays if one.handler is handler}
@@ -230,7 +226,8 @@ class LeaseKeeper:
                 for row in claimed_by(rows, list(by_holder)) if by_holder else ():
                     claim = carried_claim(row)
                     stray = by_holder[claim.token.holder]
-                    if (claim.token, claim.pk) not in known and stray.has(claim.pk):
+                    is_meant = stray.keys is None or claim.pk in stray.keys
+                    if is_meant and (claim.token, claim.pk) not in known:
                         held = HeldRow(row, handler, stray.batch)
                         self.inflight.give_back([held], PutBack(stray.why))
             for one in strays:
@@ -238,9 +235,6 @@ class LeaseKeeper:
                     # One by one: a new list would lack what the other thread notes meanwhile.
                     self._strays.remove(one)
             return True
-
-    def _shortest_lease(self) -> float:
-        return min(map(self.lease_of, self.handlers)).total_seconds()
 
     # Overrun handlers
 

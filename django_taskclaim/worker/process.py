@@ -16,7 +16,6 @@ from django_taskclaim.claim import clock
 from django_taskclaim.connecting import work_in_schema
 from django_taskclaim.error_text import redact
 from django_taskclaim.formatting import counted
-from django_taskclaim.handlers import Handler
 from django_taskclaim.worker.batch import Notes, PutBack
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.executors import Executor, HandlerThread, LoopThread
@@ -59,7 +58,13 @@ class Process:
         self.inflight = InFlight(Notes(memory))
         self.service = Service(options, handlers, self.inflight)
         self.claimer = Claimer(options, handlers, self.inflight, self.service)
-        self.executors = self._executors(handlers)
+        self.executors: list[Executor] = [
+            HandlerThread(options, self.inflight, self.service, f"handler-{number}")
+            for number in range(1, options.threads + 1)
+            if not all(handler.is_async for handler in handlers)
+        ]
+        if any(handler.is_async for handler in handlers):
+            self.executors.append(LoopThread(options, self.inflight, self.service, "loop"))
         self.threads: list[Service | Executor | Claimer]
         self.threads = [self.service, *self.executors, self.claimer]
         self.hang_detectors = [HangDetector(thread) for thread in (self.service, self.claimer)]
@@ -69,17 +74,6 @@ class Process:
         #: By ``clock()``, when what still runs is cut short; None until the process stops.
         self._stop_by: float | None = None
         self._recycling = False
-
-    def _executors(self, handlers: list[Handler]) -> list[Executor]:
-        executors: list[Executor] = []
-        if not all(handler.is_async for handler in handlers):
-            executors += [
-                HandlerThread(self.options, self.inflight, self.service, f"handler-{number}")
-                for number in range(1, self.options.threads + 1)
-            ]
-        if any(handler.is_async for handler in handlers):
-            executors.append(LoopThread(self.options, self.inflight, self.service, "loop"))
-        return executors
 
     def start(self, ready: Callable[[], None] = lambda: None) -> bool:
         """Start the threads and call *ready* once each is at work, before the first claim; False if one has died."""

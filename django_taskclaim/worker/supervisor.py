@@ -121,15 +121,12 @@ class Supervisor:
         for child in self.children:
             if child.process is not None or child.code is not None or clock() < child.start_at:
                 continue
-            if self.options.ends_at is not None and clock() >= self.options.ends_at:
-                child.code = ExitCode.ENDED
-            else:
-                try:
-                    self._start(child)
-                except OSError as error:
-                    # The others go on, and this one is tried again.
-                    logger.error("%s could not be started: %s", child.options.name, error)
-                    child.start_at = clock() + NO_ROOM
+            try:
+                self._start(child)
+            except OSError as error:
+                # The others go on, and this one is tried again.
+                logger.error("%s could not be started: %s", child.options.name, error)
+                child.start_at = clock() + NO_ROOM
 
     def _start(self, child: Child) -> None:
         # Before the signals are blocked: starting the tracker unblocks them.
