@@ -145,6 +145,8 @@ class WorkerProcess(models.Model):
     started_at = MomentField()
     seen_at = MomentField(db_index=True)
     state = models.CharField(max_length=20, default="running")
+    #: What a person has told it to do, until it obeys: the name of one of ``WORKER_COMMANDS``.
+    command = models.CharField(max_length=20, default="", blank=True)
     rows_held = models.IntegerField(default=0)
     rows_done = models.BigIntegerField(default=0)
     rows_failed = models.BigIntegerField(default=0)

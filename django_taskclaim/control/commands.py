@@ -4,14 +4,13 @@ from typing import Any
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured, ValidationError
-from django.db import models
+from django.db import models, transaction
 from django.utils.translation import gettext as _
 
 from django_taskclaim.columns import claim_columns, has_claim_columns
 from django_taskclaim.control.actions import WORKER_COMMANDS
-from django_taskclaim.control.audit import record_action, storable
-from django_taskclaim.control.models import APP, WorkerCommand, is_on
-from django_taskclaim.db import DatabaseNow
+from django_taskclaim.control.audit import record_action
+from django_taskclaim.control.models import APP, is_on
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import workers
 from django_taskclaim.querysets import ClaimQuerySet
@@ -20,10 +19,11 @@ from django_taskclaim.states import WORKER_MARK
 
 def send_command(
     worker_name: str, command: str, *, by: object, reason: str = "", using: str
-) -> WorkerCommand:
+) -> None:
     """Tell one worker process to ``drain``, ``stop`` or ``release``; it obeys within five seconds.
 
-    Each model that it serves gets an act. ValidationError in one sentence for an unknown command, and for a process
+    Another command replaces one that it has not obeyed yet. Each model that it serves gets an act. Refused inside a
+    transaction, as the verbs refuse it. ValidationError in one sentence for an unknown command, and for a process
     that is silent or not listed: it would not obey. ImproperlyConfigured if the tables of this app are not on the
     database.
     """
@@ -44,19 +44,14 @@ def send_command(
     if not worker.alive:
         text = _("%(worker)s has been silent for a while, and would not obey. Release its rows.")
         raise ValidationError(text % {"worker": worker.name})
-    sent = WorkerCommand.objects.using(using).create(
-        worker=worker.name,
-        command=command,
-        reason=storable(reason, 500),
-        by=storable(str(by), 200),
-        at=DatabaseNow(),
-    )
+    # A lock that is kept on this row would keep the process from its reports, and its leases.
+    with transaction.atomic(using=using, durable=True):
+        WorkerProcess.objects.using(using).filter(name=worker.name).update(command=command)
     # In the language of the person who gave the command, as the reason is.
     why = f"{action.label}: {reason}" if reason else str(action.label)
     facts: dict[str, Any] = {"by": by, "reason": why, "using": using}
     for model in tables_of(worker):
         record_action(model, "worker command", worker=worker.name, **facts)
-    return sent
 
 
 def rows_held_by(
@@ -76,10 +71,3 @@ def models_of(worker: WorkerProcess) -> list[type[models.Model]]:
 def tables_of(worker: WorkerProcess) -> list[type[models.Model]]:
     """Return one model of each table that a worker claims from."""
     return list({claim_columns(model).owner: model for model in models_of(worker)}.values())
-
-
-def open_commands(using: str) -> list[WorkerCommand]:
-    """Return the commands that are not done yet; those to an earlier process of the same name are left out."""
-    named = WorkerProcess.objects.using(using).filter(name=models.OuterRef("worker"))
-    is_own = models.Q(at__gte=models.Subquery(named.values("started_at")))
-    return list(WorkerCommand.objects.using(using).filter(is_own, done_at=None).order_by("pk"))

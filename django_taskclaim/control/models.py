@@ -80,24 +80,6 @@ class ThroughputMinute(models.Model):
         indexes = [models.Index(fields=["at"], name="taskclaim_throughput_at")]
 
 
-class WorkerCommand(models.Model):
-    """A command that a person gave one worker process, see ``WORKER_COMMANDS``; it is obeyed within five seconds."""
-
-    worker = HolderField()
-    command = models.CharField(max_length=20)
-    reason = ErrorClassField(max_length=500, default="")
-    at = MomentField()
-    by = HolderField()
-    #: When the worker obeyed; NULL until then.
-    done_at = MomentField(null=True, default=None)
-
-    class Meta:
-        app_label = LABEL
-        db_table = "taskclaim_workercommand"
-        default_permissions = ()
-        indexes = [models.Index(fields=["worker", "done_at"], name="taskclaim_command_open")]
-
-
 class ClaimEvent(models.Model):
     """One thing that happened to one row, of models that ``TASKCLAIM["HISTORY"]`` names."""
 

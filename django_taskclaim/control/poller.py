@@ -20,14 +20,13 @@ from django_taskclaim.control.models import (
     ClaimEvent,
     OperatorAct,
     ThroughputMinute,
-    WorkerCommand,
     is_on,
 )
 from django_taskclaim.control.reading import AGE_OF_MINUTES, MINUTE, TEN_MINUTES, slot_start
-from django_taskclaim.db import DatabaseLater, DatabaseNow, dialect_for
+from django_taskclaim.db import DatabaseLater, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.monitoring.overview import database_time
-from django_taskclaim.tables import SILENCE_KEPT, scope_of
+from django_taskclaim.tables import WorkerProcess, scope_of
 from django_taskclaim.worker.counters import Counts, packed, unpacked
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import Duty, Service, pruning
@@ -87,22 +86,19 @@ class Poller:
     # Commands
 
     def look(self) -> bool:
-        """Obey the commands that people gave this process since it began, by the database's clock."""
+        """Obey the command that a person gave this process."""
         if self._began_at is None:
             lived = timedelta(seconds=clock() - self._began)
             self._began_at = dialect_for(connections[self.using]).current_time() - lived
-        # Older ones were for an earlier process of the same name.
-        commands = WorkerCommand.objects.using(self.using).filter(
-            worker=self.process, done_at=None, at__gte=self._began_at
-        )
-        for command in commands.order_by("id"):
-            _DOING[command.command](self.service)
+        mine = WorkerProcess.objects.using(self.using).filter(name=self.process)
+        for command in mine.exclude(command="").values_list("command", flat=True):
+            _DOING[command](self.service)
             logger.info(
-                "%s: %s sent the command to %s",
-                *(self.service.options.name, command.by, command.command),
-                extra={"event": "command", "command": command.command, "by": command.by},
+                "%s was told to %s",
+                *(self.service.options.name, command),
+                extra={"event": "command", "command": command},
             )
-            commands.filter(pk=command.pk).update(done_at=DatabaseNow())
+            mine.filter(command=command).update(command="")
         return True
 
     # Throughput
@@ -173,7 +169,6 @@ def prune(using: str) -> bool:
     """Delete a piece of what is too old and take a piece of old minutes together; True if that was all there was."""
     chunk = int(conf.setting("CHUNK_SIZE"))
     left = [forget(table, conf.duration("RETENTION"), using, chunk) for table in KEPT]
-    left.append(forget(WorkerCommand, SILENCE_KEPT, using, chunk))
     return compact(using, chunk) and all(left)
 
 

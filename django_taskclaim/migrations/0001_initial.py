@@ -104,6 +104,7 @@ class Migration(migrations.Migration):
                 ("started_at", django_taskclaim.fields.MomentField()),
                 ("seen_at", django_taskclaim.fields.MomentField(db_index=True)),
                 ("state", models.CharField(default="running", max_length=20)),
+                ("command", models.CharField(blank=True, default="", max_length=20)),
                 ("rows_held", models.IntegerField(default=0)),
                 ("rows_done", models.BigIntegerField(default=0)),
                 ("rows_failed", models.BigIntegerField(default=0)),

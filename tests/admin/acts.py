@@ -9,7 +9,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_taskclaim.control.actions import NAMED, ROW_ACTIONS, Action
-from django_taskclaim.control.models import OperatorAct, WorkerCommand
+from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.models import Switch, WorkerProcess
 from django_taskclaim.switch import overrides_of, pause, pause_all, paused_by
 from tests.admin.room import (
@@ -90,11 +90,14 @@ def acts_of(action: Action) -> Iterator[Act]:
         yield Act(f"list {slug}", lambda rows: act_on(Photo, slug), WHY, chosen, action.name)
 
 
-def command(what: str, name: str = WORKER, **changes: Any) -> Act:
+def command(what: str, name: str = WORKER) -> Act:
     """Return the act of a command to a worker process."""
-    changes["commands"] = [(what, name, "ada", "why")]
     return Act(
-        f"{what} {name}", lambda rows: command_url(what, name), WHY, changes, "worker command"
+        f"{what} {name}",
+        lambda rows: command_url(what, name),
+        WHY,
+        {"commands": [what]},
+        "worker command",
     )
 
 
@@ -175,7 +178,7 @@ def scene(boss: Client, in_states: Any) -> Rows:
 def world(rows: Rows) -> dict[str, Any]:
     """Return all that an act could change."""
     switch = paused_by(Photo)
-    commands = WorkerCommand.objects.order_by("pk").values_list("command", "worker", "by", "reason")
+    commands = WorkerProcess.objects.exclude(command="").values_list("command", flat=True)
     return {kind: facts(row).status for kind, row in rows.items()} | {
         "switch": switch and (switch.scope, switch.by, switch.reason),
         "commands": list(commands),
@@ -185,7 +188,7 @@ def world(rows: Rows) -> dict[str, Any]:
 
 def clear() -> None:
     """Forget all that a committed act has left."""
-    for model in (Photo, WorkerProcess, WorkerCommand, OperatorAct, LogEntry):
+    for model in (Photo, WorkerProcess, OperatorAct, LogEntry):
         model._default_manager.all().delete()
     for alias in ("default", "other"):
         Switch.objects.using(alias).all().delete()

@@ -11,7 +11,7 @@ from django.urls import path
 from django_taskclaim.admin import ClaimAdminMixin
 from django_taskclaim.admin.control_room import snapshot
 from django_taskclaim.control.actions import ROW_ACTIONS, Action
-from django_taskclaim.control.models import WorkerCommand
+from django_taskclaim.models import WorkerProcess
 from tests.admin.room import (
     OPERATE,
     VIEW,
@@ -142,10 +142,10 @@ def test_an_order_needs_every_model_that_the_worker_serves(
     client = somebody(*OPERATE)
     assert client.get(command_url("release")).status_code == 403
     assert client.post(command_url("release"), {"reason": ""}).status_code == 403
-    assert not WorkerCommand.objects.exists()
+    assert not WorkerProcess.objects.exclude(command="").exists()
     other = somebody(*OPERATE, "testapp.change_job")
     assert other.post(command_url("release"), {"reason": ""}).status_code == 302
-    assert WorkerCommand.objects.get().command == "release"
+    assert WorkerProcess.objects.get().command == "release"
 
     worker("elsewhere@h:1", labels="testapp.Job")
     assert boss.post(command_url("stop", "elsewhere@h:1"), {"reason": ""}).status_code == 403

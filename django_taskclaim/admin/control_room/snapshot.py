@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
+from statistics import fmean
 from threading import Lock
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from django.contrib.messages import get_messages
 from django.core.checks import CheckMessage
@@ -24,7 +25,6 @@ from django_taskclaim.columns import has_ranges
 from django_taskclaim.completion import Clear
 from django_taskclaim.control import reading
 from django_taskclaim.control.actions import WORKER_COMMANDS
-from django_taskclaim.control.commands import open_commands
 from django_taskclaim.control.models import OperatorAct, is_on
 from django_taskclaim.control.reading import Mark, Slot
 from django_taskclaim.doctor.blockers import reasons
@@ -77,20 +77,10 @@ def in_time(alias: str, ask: Callable[[], T]) -> T | None:
         return None
 
 
-class _Recent:
-    """What was read last for one page, and when. Others wait while it is read, and then share it."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.found: Any = None
-        self.read_at = float("-inf")
-
-    @property
-    def is_old(self) -> bool:
-        return monotonic() - self.read_at > SHARED_FOR
-
-
-_recent: dict[Hashable, _Recent] = defaultdict(_Recent)
+#: When each page was read last, and what was found.
+_recent: dict[Hashable, tuple[float, Any]] = {}
+#: Held while a page is read; others wait, and then share it.
+_reading: dict[Hashable, Lock] = defaultdict(Lock)
 
 
 def shared(request: HttpRequest, page: Hashable, read: Callable[[], T]) -> T:
@@ -98,20 +88,19 @@ def shared(request: HttpRequest, page: Hashable, read: Callable[[], T]) -> T:
 
     A user who has just acted reads it again: the message about that is still to be shown.
     """
-    for key, one in list(_recent.items()):
-        # One that is being read just now looks old, too.
-        if one.is_old and not one.lock.locked():
-            _recent.pop(key, None)
     # A tenant of django-tenants has tables of its own under the same names.
     schemas = tuple(getattr(one, "schema_name", None) for one in connections.all())
     # Reasons and marks are sentences with times of day.
-    recent = _recent[page, schemas, get_language(), timezone.get_current_timezone_name()]
-    with recent.lock:
-        if recent.is_old or len(get_messages(request)):
-            recent.found = read()
-            recent.read_at = monotonic()
-        found: T = recent.found
-    return found
+    key = page, schemas, get_language(), timezone.get_current_timezone_name()
+    with _reading[key]:
+        read_at, found = _recent.get(key, (float("-inf"), None))
+        if monotonic() - read_at > SHARED_FOR or len(get_messages(request)):
+            for other, (was_read_at, _old) in list(_recent.items()):
+                if monotonic() - was_read_at > SHARED_FOR:
+                    _recent.pop(other, None)
+            found = read()
+            _recent[key] = monotonic(), found
+    return cast(T, found)
 
 
 @dataclass
@@ -125,8 +114,6 @@ class Snapshot:
     findings: list[CheckMessage] | None = None
     ranges: RowCounts | None = None
     failed: failures.Sample | None = None
-    #: The command that each worker has not obeyed yet.
-    commands: dict[str, str] = field(default_factory=dict)
     hour: list[Slot] | None = None
     day: list[Slot] | None = None
     #: Rows a second of each living process, where they are written down.
@@ -142,7 +129,6 @@ class Snapshot:
             self.ranges = row_counts(model, alias)
         self.failed = failures.sample(rows, seen.now)
         if is_on(alias):
-            self.commands = {one.worker: one.command for one in open_commands(alias)}
             minutes = reading.minutes(model, using=alias, since=seen.now - DAY)
             self.hour, self.day = (reading.slots(minutes, seen.now, span) for span in (HOUR, DAY))
             self.rates = reading.rates(minutes, seen.living, seen.now)
@@ -275,48 +261,27 @@ def outcome(model: type[models.Model]) -> str:
     return _(note) if note else ""
 
 
-def _rates(hour: Sequence[Slot], day: Sequence[Slot]) -> list[float]:
-    """Return rows a second while work went on: of the last minutes, the last hour and the last day.
-
-    The last slot of each is not over yet, so it is left out.
-    """
-    # Work in a few of the day's long slots may have filled none of them.
-    spans = ((hour[-11:-1], 1), (hour[:-1], 1), (day[:-1], 6))
-    # Slots without a try, such as a night of pause, do not count. Work did not fill the slot in which it began.
-    found = []
-    for slots, least in spans:
-        rates = [slot.rate for before, slot in pairwise(slots) if before.tries and slot.tries]
-        if len(rates) >= least and any(rates):
-            found.append(sum(rates) / len(rates))
-    return found
-
-
 def forecast(seen: Overview | None, hour: Sequence[Slot], day: Sequence[Slot]) -> str:
-    """Return how long the rest will take, as a range, by the slots of throughput.
+    """Return about how long the rest will take, as fast as it went in the last slots in which rows were worked on.
 
     Nothing without a living worker that may claim, and until a hundredth is done, unless done rows vanish.
     """
     if seen is None or seen.pause is not None or not seen.living:
         return ""
-    rates = _rates(hour, day)
     progress, completion = seen.progress, policy_for(seen.model).completion
-    left = progress.left
     is_early = completion.keeps and progress.fraction < FORESEEABLE
-    if not left or not rates or is_early or isinstance(completion, Clear):
+    if not progress.left or is_early or isinstance(completion, Clear):
         return ""
-    soonest, latest = (_rounded(left / rate) for rate in (max(rates), min(rates)))
-    if latest <= soonest * 1.15:
-        return _("about %(time)s left") % {"time": format_duration(latest)}
-    return _("between %(soonest)s and %(latest)s left") % {
-        "soonest": format_duration(soonest),
-        "latest": format_duration(latest),
-    }
-
-
-def _rounded(seconds: float) -> timedelta:
-    """Round to what is meant: five seconds, a minute, or ten of them."""
-    step = 5 if seconds < 120 else 60 if seconds < 7200 else 600
-    return timedelta(seconds=max(step, round(min(seconds, 3e9) / step) * step))
+    # Of ten minutes, else of an hour, else of a day. The last slot is not over yet, and work did not fill the one in
+    # which it began; those without a try, such as a night of pause, do not count.
+    for slots in (hour[-11:-1], hour[:-1], day[:-1]):
+        rates = [slot.rate for before, slot in pairwise(slots) if before.tries and slot.tries]
+        if any(rates):
+            seconds = min(progress.left / fmean(rates), 3e9)
+            step = 5 if seconds < 120 else 60 if seconds < 7200 else 600
+            left = timedelta(seconds=max(step, round(seconds / step) * step))
+            return _("about %(time)s left") % {"time": format_duration(left)}
+    return ""
 
 
 # The worker processes
@@ -331,12 +296,11 @@ def worker_lines(known: Snapshot, *, sees_all: bool) -> list[dict[str, Any]]:
     if seen is None:
         return []
     for worker in seen.workers[:WORKERS]:
-        command = known.commands.get(worker.name)
         # The error of a worker of several models may be about a model that this user may not see.
         sees_error = sees_all and len(worker.model_labels) == 1
         line = {
             "worker": worker,
-            "command": WORKER_COMMANDS[command].done if command else "",
+            "command": WORKER_COMMANDS[worker.command].done if worker.command else "",
             "error": worker.last_error if sees_error else worker.last_error.partition(": ")[0],
             "rate": known.rates.get(worker.name),
         }
@@ -348,17 +312,13 @@ def worker_lines(known: Snapshot, *, sees_all: bool) -> list[dict[str, Any]]:
 def _held(seen: Overview, worker: WorkerProcess, holder: Holder) -> dict[str, Any]:
     """Return how many rows of the model a process holds, how its leases stand, and how long they last.
 
-    A lease is ``fresh``, ``ageing``, ``late`` or ``ended``. Rows of a dead process are ``returning`` after that time,
-    or ``stranded`` where nobody alive puts them back.
+    A lease is ``running`` or has ``ended``. Rows of a dead process are ``returning`` after that time, or ``stranded``
+    where nobody alive puts them back.
     """
     left = holder.next_expiry - seen.now if holder.next_expiry else timedelta()
-    length = (seen.switch and seen.switch.lease) or policy_for(seen.model).lease
+    lease = "running" if left > timedelta() else "ended"
     if not worker.alive:
+        length = (seen.switch and seen.switch.lease) or policy_for(seen.model).lease
         left += conf.duration("REAPER_INTERVAL") + length / RENEWALS_PER_LEASE
         lease = "returning" if seen.living else "stranded"
-    elif left <= timedelta():
-        lease = "ended"
-    else:
-        # Renewal is due at three quarters; under a quarter something is wrong.
-        lease = "fresh" if left > length / 2 else "ageing" if left > length / 4 else "late"
     return {"held": holder.rows, "lease": lease, "left": left}

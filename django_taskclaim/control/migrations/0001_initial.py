@@ -97,28 +97,4 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
-        migrations.CreateModel(
-            name="WorkerCommand",
-            fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                ("worker", django_taskclaim.fields.HolderField(max_length=200)),
-                ("command", models.CharField(max_length=20)),
-                ("reason", django_taskclaim.fields.ErrorClassField(default="", max_length=500)),
-                ("at", django_taskclaim.fields.MomentField()),
-                ("by", django_taskclaim.fields.HolderField(max_length=200)),
-                ("done_at", django_taskclaim.fields.MomentField(default=None, null=True)),
-            ],
-            options={
-                "db_table": "taskclaim_workercommand",
-                "default_permissions": (),
-                "indexes": [
-                    models.Index(fields=["worker", "done_at"], name="taskclaim_command_open")
-                ],
-            },
-        ),
     ]
