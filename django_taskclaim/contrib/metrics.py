@@ -5,11 +5,10 @@ Route it where the monitoring reaches it: ``path("metrics", metrics)``. It needs
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from django.contrib.auth import get_permission_codename
 from django.core.exceptions import PermissionDenied
 from django.db import Error, connections, router
 from django.db.models import Model, Sum
@@ -44,20 +43,43 @@ LABELS = ("model", "database")
 Labels: TypeAlias = tuple[str, str]
 
 #: What is read of each model by itself, and what the figure says.
-GAUGES = {
-    "due": "Open rows that can be claimed now.",
-    "oldest_due_seconds": "How long the oldest due row has been due; 0 if no row is due.",
-    "expired": "Running rows whose lease has ended.",
-    "paused": "1 while a pause stops claims.",
-    "throttled": "1 while an automatic stop is in force.",
-    "workers": "Living worker processes that serve the model.",
+GAUGES: dict[str, tuple[str, Callable[[Overview], float]]] = {
+    "due": ("Open rows that can be claimed now.", lambda seen: seen.due),
+    "oldest_due_seconds": (
+        "How long the oldest due row has been due; 0 if no row is due.",
+        lambda seen: (seen.now - seen.due_since).total_seconds() if seen.due_since else 0.0,
+    ),
+    "expired": ("Running rows whose lease has ended.", lambda seen: seen.expired),
+    "paused": ("1 while a pause stops claims.", lambda seen: seen.pause is not None),
+    "throttled": ("1 while an automatic stop is in force.", lambda seen: bool(seen.throttles)),
+    "workers": (
+        "Living worker processes that serve the model.",
+        lambda seen: len(seen.living),
+    ),
 }
 
 #: The columns of what worker processes have reported, the figure made of each, and what it says.
 COUNTERS = {
+    "claimed": ("rows_claimed", "Rows that workers claimed."),
     "done": ("rows_completed", "Rows that workers completed."),
     "failed": ("rows_failed", "Rows that ended in failed under a worker."),
     "errors": ("tries_failed", "Tries that failed, the last ones of failed rows among them."),
+    "lost": ("claims_lost", "Claims that workers found lost as they wrote what became of a row."),
+    "expired": ("rows_expired", "Rows whose lease ended, and that workers put back or failed."),
+}
+HISTOGRAMS = {
+    "durations": (
+        "batch_seconds",
+        "How long batches took, from the claim to the last row written; the sum is exact to a fifth.",
+    ),
+    "ran": (
+        "handler_seconds",
+        "How long handlers took for a row that was completed or failed; of a batch, each row's share.",
+    ),
+    "waited": (
+        "waited_seconds",
+        "How long the first row of each claim had been due, where its columns say so.",
+    ),
 }
 
 #: The durations that a histogram shows, each four times as long as the one before, from 1 ms to 70 minutes.
@@ -71,28 +93,15 @@ SHOWN = range(0, 45, 4)
 def metrics(request: HttpRequest) -> HttpResponse:
     """Answer with the figures of claimable models, each read on the database that the router writes to.
 
-    Allowed are callers that send the setting METRICS_TOKEN as a bearer token, and users with ``view_control``, who get
-    the models that they may view.
+    Allowed are callers that send the setting METRICS_TOKEN as a bearer token.
     """
+    token, given = conf.setting("METRICS_TOKEN"), request.headers.get("Authorization", "")
+    if not token or not constant_time_compare(given, f"Bearer {token}"):
+        raise PermissionDenied
     registry = CollectorRegistry()
-    registry.register(Figures(_models_for(request)))
+    registry.register(Figures())
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
     return HttpResponse(encode(registry), content_type=content_type)
-
-
-def _models_for(request: HttpRequest) -> list[type[Model]]:
-    """Return the models whose figures the caller may see."""
-    token, given = conf.setting("METRICS_TOKEN"), request.headers.get("Authorization", "")
-    if token and constant_time_compare(given, f"Bearer {token}"):
-        return claimable_models()
-    user = getattr(request, "user", None)
-    if user is None or not user.has_perm("taskclaim_control.view_control"):
-        raise PermissionDenied
-    named = {
-        model: f"{model._meta.app_label}.{get_permission_codename('view', model._meta)}"
-        for model in claimable_models()
-    }
-    return [model for model, permission in named.items() if user.has_perm(permission)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +109,18 @@ class Reported:
     """What all worker processes have reported of one model."""
 
     counts: Mapping[str, int]
-    durations: Counter[int]
+    times: Mapping[str, Counter[int]]
 
 
 class Figures(Collector):
     """Reads the figures of models at the moment they are asked for."""
-
-    def __init__(self, models: Iterable[type[Model]]) -> None:
-        self.models = models
 
     def collect(self) -> Iterator[Metric]:
         """Yield each figure with its values for all models; one that cannot be read in time has ``taskclaim_up`` 0."""
         up = GaugeMetricFamily("taskclaim_up", "1 if the model was read in time.", labels=LABELS)
         seen: dict[Labels, Overview] = {}
         reported: dict[Labels, Reported] = {}
-        for model in self.models:
+        for model in claimable_models():
             alias = router.db_for_write(model)
             labels = model._meta.label, alias
             try:
@@ -133,11 +139,11 @@ class Figures(Collector):
 
 def _reported(model: type[Model], alias: str) -> Reported:
     written = ThroughputMinute.objects.using(alias).filter(model=scope_of(model))
-    durations: Counter[int] = Counter()
-    for text in written.exclude(durations="").values_list("durations", flat=True):
-        durations.update(unpacked(text))
-    sums = {column: Sum(column, default=0) for column in COUNTERS}
-    return Reported(written.aggregate(**sums), durations)
+    times: dict[str, Counter[int]] = {name: Counter() for name in HISTOGRAMS}
+    for texts in written.values(*HISTOGRAMS):
+        for name, text in texts.items():
+            times[name].update(unpacked(text))
+    return Reported(written.aggregate(**{name: Sum(name, default=0) for name in COUNTERS}), times)
 
 
 def _gauges(seen: Mapping[Labels, Overview]) -> Iterator[Metric]:
@@ -146,44 +152,28 @@ def _gauges(seen: Mapping[Labels, Overview]) -> Iterator[Metric]:
         "Rows by status; of a large table an estimate.",
         labels=(*LABELS, "status"),
     )
-    gauges = {
-        name: GaugeMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
-        for name, text in GAUGES.items()
-    }
     for labels, one in seen.items():
         for status in Status:
             rows.add_metric((*labels, status.value), getattr(one.progress, status.value))
-        waited = (one.now - one.due_since).total_seconds() if one.due_since else 0.0
-        values = {
-            "due": one.due,
-            "oldest_due_seconds": waited,
-            "expired": one.expired,
-            "paused": one.pause is not None,
-            "throttled": bool(one.throttles),
-            "workers": len(one.living),
-        }
-        for name, value in values.items():
-            gauges[name].add_metric(labels, value)
     yield rows
-    yield from gauges.values()
+    for name, (text, value) in GAUGES.items():
+        gauge = GaugeMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
+        for labels, one in seen.items():
+            gauge.add_metric(labels, value(one))
+        yield gauge
 
 
 def _throughput(reported: Mapping[Labels, Reported]) -> Iterator[Metric]:
-    counters = {
-        column: CounterMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
-        for column, (name, text) in COUNTERS.items()
-    }
-    batches = HistogramMetricFamily(
-        "taskclaim_batch_seconds",
-        "How long batches took, from the claim to the last row written; the sum is exact to a fifth.",
-        labels=LABELS,
-    )
-    for labels, one in reported.items():
-        for column, family in counters.items():
-            family.add_metric(labels, one.counts[column])
-        batches.add_metric(labels, *_histogram(one.durations))
-    yield from counters.values()
-    yield batches
+    for column, (name, text) in COUNTERS.items():
+        counter = CounterMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
+        for labels, one in reported.items():
+            counter.add_metric(labels, one.counts[column])
+        yield counter
+    for column, (name, text) in HISTOGRAMS.items():
+        histogram = HistogramMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
+        for labels, one in reported.items():
+            histogram.add_metric(labels, *_histogram(one.times[column]))
+        yield histogram
 
 
 def _histogram(durations: Counter[int]) -> tuple[list[tuple[str, float]], float]:

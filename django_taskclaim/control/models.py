@@ -63,8 +63,14 @@ class ThroughputMinute(models.Model):
     failed = models.BigIntegerField(default=0)
     #: Tries that failed, the last ones of failed rows among them.
     errors = models.BigIntegerField(default=0)
-    #: How many batches took how long, from the claim to the last row written, as ``worker.counters`` packs it.
+    #: Rows claimed, claims found lost, and expired rows put back or failed.
+    claimed = models.BigIntegerField(default=0)
+    lost = models.BigIntegerField(default=0)
+    expired = models.BigIntegerField(default=0)
+    #: How many batches, and handlers, took how long, and rows had been due, as ``worker.counters`` packs it.
     durations = ErrorTextField(default="")
+    ran = ErrorTextField(default="")
+    waited = ErrorTextField(default="")
     #: Why a throttle stopped claims, where one began in this minute.
     stopped = ErrorClassField(max_length=500, default="")
 

@@ -4,7 +4,6 @@ What it has done is a row for each minute and model, however many rows of the mo
 """
 
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -27,7 +26,7 @@ from django_taskclaim.db import DatabaseLater, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.tables import WorkerProcess, scope_of
-from django_taskclaim.worker.counters import Counts, packed, unpacked
+from django_taskclaim.worker.counters import NUMBERS, TIMES, Counts, packed, unpacked
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import Duty, Service, pruning
 
@@ -41,9 +40,6 @@ KEPT = (OperatorAct, ClaimEvent)
 
 #: Where a model's throughput is added up that is older than that.
 EARLIER = datetime(1970, 1, 1, tzinfo=UTC)
-
-#: The columns of a minute that add up.
-COUNTS = ("done", "failed", "errors")
 
 
 @dataclass(slots=True)
@@ -137,8 +133,8 @@ class Poller:
         """Write totals, so that a statement that was sent twice does no harm."""
         counts = one.counts
         facts: dict[str, Any] = {
-            **{name: getattr(counts, name) for name in COUNTS},
-            "durations": packed(counts.durations),
+            **{name: counts.numbers[name] for name in NUMBERS},
+            **{name: packed(counts.times[name]) for name in TIMES},
             "stopped": storable(one.stopped, 500),
         }
         which: dict[str, Any] = {"model": model, "at": at, "process": self.process, "run": self.run}
@@ -212,10 +208,10 @@ def compact(using: str, chunk: int) -> bool:
 
 
 def _take_in(slot: ThroughputMinute, minutes: Iterable[ThroughputMinute]) -> None:
-    durations: Counter[int] = unpacked(slot.durations)
     for minute in minutes:
-        durations.update(unpacked(minute.durations))
-        for name in COUNTS:
+        for name in NUMBERS:
             setattr(slot, name, getattr(slot, name) + getattr(minute, name))
+        for name in TIMES:
+            both = unpacked(getattr(slot, name)) + unpacked(getattr(minute, name))
+            setattr(slot, name, packed(both))
         slot.stopped = slot.stopped or minute.stopped
-    slot.durations = packed(durations)

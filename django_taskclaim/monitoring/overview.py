@@ -13,7 +13,7 @@ from django.db.models import Count, Min, Q
 
 from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.db import dialect_for
-from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, as_utc
+from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, as_utc, is_quarantine_mark
 from django_taskclaim.limits import ModelLimits
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.monitoring.counts import MOST, count_rows
@@ -211,6 +211,20 @@ def created_column(model: type[models.Model]) -> "models.DateTimeField[Any, Any]
     """Return the first column that keeps when a row was created (``auto_now_add``); None where there is none."""
     dates = (one for one in model._meta.concrete_fields if isinstance(one, models.DateTimeField))
     return next((one for one in dates if one.auto_now_add), None)
+
+
+def seconds_due(row: models.Model) -> float | None:
+    """Return for how many seconds a row just claimed had been due; None where nothing says since when."""
+    columns, created = claim_columns(type(row)), created_column(type(row))
+    claimed_at, since, born = (
+        row.__dict__.get(field.attname) if field is not None else None
+        for field in (columns.claimed_at, columns.not_before, created)
+    )
+    if since is None or as_utc(since) == NEVER_WAITED:
+        since = born
+    if claimed_at is None or since is None or is_quarantine_mark(since):
+        return None
+    return max(0.0, (as_utc(claimed_at) - as_utc(since)).total_seconds())
 
 
 def _waiting(opened: Any, model: type[models.Model], now: datetime) -> dict[str, Any]:

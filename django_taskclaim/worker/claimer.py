@@ -22,6 +22,7 @@ from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.limits import Answer
 from django_taskclaim.limits.key_limits import limits_over
+from django_taskclaim.monitoring.overview import seconds_due
 from django_taskclaim.querysets.claiming import claim
 from django_taskclaim.querysets.cursor import Cursor, Request
 from django_taskclaim.worker.batch import hold
@@ -321,6 +322,10 @@ class Claimer(threading.Thread):
         watch(rows)
         changed("claimed", rows, clock() - began)
         self.claimed += len(rows)
+        counters = self.service.counters
+        counters.count(source.model, claimed=len(rows))
+        if (seconds := seconds_due(rows[0])) is not None:
+            counters.count_times(source.model, "waited", [seconds])
         try:
             return prepare(handler, rows)
         except BaseException:

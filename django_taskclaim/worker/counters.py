@@ -6,7 +6,7 @@ them is wrong by a fifth at most, and the counts of several processes add up.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -19,24 +19,28 @@ STEPS_PER_OCTAVE = 2
 LAST = 55
 
 
+#: What is counted of each model, as columns of ``ThroughputMinute``: rows completed; rows that ended in ``failed``;
+#: tries that failed, the last ones of failed rows among them; rows claimed; claims found lost; expired rows put back.
+NUMBERS = ("done", "failed", "errors", "claimed", "lost", "expired")
+#: How long things took: batches, from the claim to the last row written; handlers, by row; and how long rows had been
+#: due when they were claimed, by the first row of each claim.
+TIMES = ("durations", "ran", "waited")
+
+
 @dataclass(slots=True)
 class Counts:
-    """What became of the rows of one model."""
+    """What became of the rows of one model: the NUMBERS, and of each of the TIMES how many by bucket."""
 
-    done: int = 0
-    #: Rows that ended in ``failed``.
-    failed: int = 0
-    #: Tries that failed, the last ones of failed rows among them.
-    errors: int = 0
-    #: How many batches took how long, by bucket.
-    durations: Counter[int] = field(default_factory=Counter)
+    numbers: Counter[str] = field(default_factory=Counter)
+    times: dict[str, Counter[int]] = field(
+        default_factory=lambda: {name: Counter() for name in TIMES}
+    )
 
     def add(self, other: "Counts") -> None:
         """Count what *other* has counted."""
-        self.done += other.done
-        self.failed += other.failed
-        self.errors += other.errors
-        self.durations.update(other.durations)
+        self.numbers.update(other.numbers)
+        for name, buckets in other.times.items():
+            self.times[name].update(buckets)
 
 
 @dataclass(slots=True)
@@ -50,25 +54,23 @@ class Counters:
     _by_model: dict[type[Model], Counts] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
-    def count_done(self, model: type[Model], rows: int) -> None:
-        """Note that so many rows were completed."""
+    def count(self, model: type[Model], **numbers: int) -> None:
+        """Add to some of the NUMBERS."""
         with self._lock:
-            self.done += rows
-            self._of(model).done += rows
+            self.done += numbers.get("done", 0)
+            self.failed += numbers.get("failed", 0)
+            self._of(model).numbers.update(numbers)
+
+    def count_times(self, model: type[Model], name: str, seconds: Iterable[float]) -> None:
+        """Note how long some things took."""
+        buckets = [bucket_of(one) for one in seconds]
+        with self._lock:
+            self._of(model).times[name].update(buckets)
 
     def count_error(self, model: type[Model], error: str, *, final: bool) -> None:
         """Note what a try ended with; only the last try of a row makes it a failed one."""
-        with self._lock:
-            self.failed += final
-            self.last_error = error[:500]
-            counts = self._of(model)
-            counts.errors += 1
-            counts.failed += final
-
-    def count_batch(self, model: type[Model], seconds: float) -> None:
-        """Note that the last row of a claim has been written, so many seconds after the claim."""
-        with self._lock:
-            self._of(model).durations[bucket_of(seconds)] += 1
+        self.last_error = error[:500]
+        self.count(model, errors=1, failed=int(final))
 
     def take(self) -> dict[type[Model], Counts]:
         """Return what has been counted by model since the last call."""

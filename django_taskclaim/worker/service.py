@@ -256,7 +256,10 @@ class Service(threading.Thread):
     # The rest
 
     def _reap(self, reaper: Reaper) -> bool:
-        return reaper.turn(int(conf.setting("CHUNK_SIZE"))) is not None
+        put_back = reaper.turn(int(conf.setting("CHUNK_SIZE")))
+        if put_back:
+            self.counters.count(reaper.model, expired=put_back)
+        return put_back is not None
 
     def _report(self) -> bool:
         """Write the row of the process."""

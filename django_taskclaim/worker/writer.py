@@ -163,7 +163,7 @@ class Writer:
             held.batch.left -= 1
             if not held.batch.left:
                 seconds = clock() - held.batch.claimed_at
-                self.counters.count_batch(held.handler.model, seconds)
+                self.counters.count_times(held.handler.model, "durations", [seconds])
         ran = sum([held.ran for held in rows])
         if ran and type(result.outcome) in (Done, Ended):
             self.sizes[rows[0].handler.model].note(len(rows), ran)
@@ -226,6 +226,7 @@ class Writer:
                 # By its handler, which went on after its time was over.
                 self._note([held], ended, 0.0)
                 continue
+            self.counters.count(held.handler.model, lost=1)
             error = held.error if isinstance(held.error, BaseException) else None
             if held.claim.ambiguous:
                 _log_undecided(held, error or "the answer to its COMMIT was lost")
@@ -268,9 +269,10 @@ class Writer:
         """Count and log what has been written, here or before: by the handler, or with its transaction."""
         match outcome:
             case Done() | Ended(completed=True):
-                self.counters.count_done(rows[0].handler.model, len(rows))
-                ran = sum([held.ran for held in rows])
-                changed("completed", _rows_of(rows), seconds, ran=ran)
+                model, ran = rows[0].handler.model, [held.ran for held in rows]
+                self.counters.count(model, done=len(rows))
+                self.counters.count_times(model, "ran", ran)
+                changed("completed", _rows_of(rows), seconds, ran=sum(ran))
             case PutBack():
                 changed("released", _rows_of(rows), seconds, why=outcome.reason)
             case Failed():
@@ -303,6 +305,7 @@ class Writer:
         row, (name, text) = held.row, described
         final = row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED
         self.counters.count_error(type(row), f"{name}: {text}" if name else text, final=final)
+        self.counters.count_times(type(row), "ran", [held.ran])
         failed(row, seconds, name, text, ran=held.ran, final=final, raised=raised)
 
     def _decide(self, held: HeldRow, outcome: Ambiguous) -> None:

@@ -92,7 +92,7 @@ def test_a_minute_that_was_added_up_is_not_stored_again(monkeypatch: pytest.Monk
     writer = poller.Poller(service)
     writer.look()
     for done in (3, 2):
-        service.counters.count_done(Photo, done)
+        service.counters.count(Photo, done=done)
         writer.write()
         with monkeypatch.context() as later:
             later.setattr(poller, "AGE_OF_MINUTES", -HOUR)

@@ -83,7 +83,12 @@ class Migration(migrations.Migration):
                 ("done", models.BigIntegerField(default=0)),
                 ("failed", models.BigIntegerField(default=0)),
                 ("errors", models.BigIntegerField(default=0)),
+                ("claimed", models.BigIntegerField(default=0)),
+                ("lost", models.BigIntegerField(default=0)),
+                ("expired", models.BigIntegerField(default=0)),
                 ("durations", django_taskclaim.fields.ErrorTextField(default="")),
+                ("ran", django_taskclaim.fields.ErrorTextField(default="")),
+                ("waited", django_taskclaim.fields.ErrorTextField(default="")),
                 ("stopped", django_taskclaim.fields.ErrorClassField(default="", max_length=500)),
             ],
             options={
