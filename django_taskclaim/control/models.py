@@ -74,6 +74,9 @@ class ThroughputMinute(models.Model):
     #: Why a throttle stopped claims, where one began in this minute.
     stopped = ErrorClassField(max_length=500, default="")
 
+    #: Of the process that counts: what is stored of it is older, and whether it was ever stored.
+    unwritten = was_stored = False
+
     class Meta:
         app_label = LABEL
         db_table = "taskclaim_throughput"

@@ -5,7 +5,6 @@ What it has done is a row for each minute and model, however many rows of the mo
 
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -26,7 +25,7 @@ from django_taskclaim.db import DatabaseLater, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.tables import WorkerProcess, scope_of
-from django_taskclaim.worker.counters import NUMBERS, TIMES, Counts, packed, unpacked
+from django_taskclaim.worker.counters import NUMBERS, TIMES, packed, unpacked
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import Duty, Service, pruning
 
@@ -40,16 +39,6 @@ KEPT = (OperatorAct, ClaimEvent)
 
 #: Where a model's throughput is added up that is older than that.
 EARLIER = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(slots=True)
-class _Minute:
-    """What was done of one model in one minute; what is stored of it is older while it is *unwritten*."""
-
-    counts: Counts = field(default_factory=Counts)
-    stopped: str = ""
-    unwritten: bool = True
-    was_stored: bool = False
 
 
 def duties(service: Service) -> list[Duty]:
@@ -77,7 +66,7 @@ class Poller:
         #: The database's time when ``clock()`` was at ``_began``; known from the first look on.
         self._began_at: datetime | None = None
         self._throttled: set[Any] = set()
-        self._minutes: dict[tuple[str, datetime], _Minute] = {}
+        self._minutes: dict[tuple[str, datetime], ThroughputMinute] = {}
 
     # Commands
 
@@ -105,20 +94,20 @@ class Poller:
             return False
         minute = slot_start(self._began_at + timedelta(seconds=clock() - self._began), MINUTE)
         for model, counts in self.service.counters.take().items():
-            self._of(model, minute).counts.add(counts)
+            texts = {name: packed(buckets) for name, buckets in counts.times.items()}
+            _take_in(self._of(model, minute), [ThroughputMinute(**counts.numbers, **texts)])
         self._note_stops(minute)
-        written = False
-        for place, one in list(self._minutes.items()):
-            if one.unwritten:
-                self._store(*place, one)
-                one.unwritten, written = False, True
-            if place[1] < minute:
-                # What is counted from now on belongs to another minute.
-                del self._minutes[place]
-        return written
+        unwritten = [one for one in self._minutes.values() if one.unwritten]
+        for one in unwritten:
+            self._store(one)
+        # What is counted from now on belongs to another minute.
+        self._minutes = {place: one for place, one in self._minutes.items() if one.at >= minute}
+        return bool(unwritten)
 
-    def _of(self, model: Any, minute: datetime) -> _Minute:
-        one = self._minutes.setdefault((scope_of(model), minute), _Minute())
+    def _of(self, model: Any, minute: datetime) -> ThroughputMinute:
+        label = scope_of(model)
+        fresh = ThroughputMinute(model=label, at=minute, process=self.process, run=self.run)
+        one = self._minutes.setdefault((label, minute), fresh)
         one.unwritten = True
         return one
 
@@ -126,23 +115,18 @@ class Poller:
         for model in {handler.model for handler in self.service.handlers}:
             reason = self.service.throttle_of(model)
             if reason and model not in self._throttled:
-                self._of(model, minute).stopped = reason
+                self._of(model, minute).stopped = storable(reason, 500)
             (self._throttled.add if reason else self._throttled.discard)(model)
 
-    def _store(self, model: str, at: datetime, one: _Minute) -> None:
+    def _store(self, one: ThroughputMinute) -> None:
         """Write totals, so that a statement that was sent twice does no harm."""
-        counts = one.counts
-        facts: dict[str, Any] = {
-            **{name: counts.numbers[name] for name in NUMBERS},
-            **{name: packed(counts.times[name]) for name in TIMES},
-            "stopped": storable(one.stopped, 500),
-        }
-        which: dict[str, Any] = {"model": model, "at": at, "process": self.process, "run": self.run}
+        which = {name: getattr(one, name) for name in ("model", "at", "process", "run")}
+        facts = {name: getattr(one, name) for name in (*NUMBERS, *TIMES, "stopped")}
         rows = ThroughputMinute.objects.using(self.using)
         # One that has gone was added up by others, after a long outage; to store it again would count it twice.
         if not rows.filter(**which).update(**facts) and not one.was_stored:
             rows.create(**which, **facts)
-        one.was_stored = True
+        one.unwritten, one.was_stored = False, True
 
 
 def _drain(service: Service) -> None:

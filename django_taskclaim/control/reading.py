@@ -12,7 +12,6 @@ from django.utils.translation import gettext as _
 from django_taskclaim import conf
 from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, is_on
 from django_taskclaim.fields import as_utc
-from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.tables import EVERY_MODEL, WorkerProcess, scope_of
 from django_taskclaim.worker.counters import quantile, unpacked
 
@@ -53,8 +52,8 @@ class Slot:
 
     @property
     def failing(self) -> float:
-        """The share of the tries that failed."""
-        return self.errors / self.tries if self.tries else 0.0
+        """The share of ``failed`` among the rows that came to their end."""
+        return self.failed / (self.done + self.failed) if self.failed else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +71,6 @@ def minutes(model: type[models.Model], *, using: str, since: datetime) -> list[T
         model=scope_of(model), at__gte=slot_start(since, TEN_MINUTES)
     )
     return list(rows.order_by("at", "id"))
-
-
-def throughput(model: type[models.Model], *, using: str, span: timedelta) -> list[Slot]:
-    """Return the throughput of the last *span* as ``slots`` does; empty where the control app is not installed."""
-    if not is_on(using):
-        return []
-    now = database_time(using)
-    return slots(minutes(model, using=using, since=now - span), now, span)
 
 
 def slots(written: Sequence[ThroughputMinute], now: datetime, span: timedelta) -> list[Slot]:

@@ -140,17 +140,17 @@ def dead_rows(model: type[models.Model], alias: str) -> Iterator[checks.CheckMes
 def oldest_transaction(alias: str) -> Iterator[checks.CheckMessage]:
     """Yield how long the oldest transaction on one database has been open, where the server shows it."""
     try:
-        oldest = server_for(connections[alias]).oldest_transaction()
+        found = server_for(connections[alias]).oldest_transaction()
     except DatabaseError:
         # On MySQL the user needs the privilege PROCESS for that, and the list may be refused for a moment.
         return
-    if oldest is None:
-        return
-    text = f"The oldest transaction has been open for {format_duration(oldest.age)}"
-    if oldest.age <= LONG:
-        yield checks.Info(f"{text}.")
-    else:
-        yield checks.Warning(
-            f"{text} ({oldest.holder}): the server keeps old versions of rows for it, and claims read past them.",
-            f"End it, or let it commit more often: {oldest.remedy}",
-        )
+    for seconds, holder, remedy in found:
+        age = timedelta(seconds=max(0.0, float(seconds)))
+        text = f"The oldest transaction has been open for {format_duration(age)}"
+        if age <= LONG:
+            yield checks.Info(f"{text}.")
+        else:
+            yield checks.Warning(
+                f"{text} ({holder}): the server keeps old versions of rows for it, and claims read past them.",
+                f"End it, or let it commit more often: {remedy}",
+            )

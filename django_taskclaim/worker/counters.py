@@ -36,12 +36,6 @@ class Counts:
         default_factory=lambda: {name: Counter() for name in TIMES}
     )
 
-    def add(self, other: "Counts") -> None:
-        """Count what *other* has counted."""
-        self.numbers.update(other.numbers)
-        for name, buckets in other.times.items():
-            self.times[name].update(buckets)
-
 
 @dataclass(slots=True)
 class Counters:

@@ -9,7 +9,7 @@ from django.db.models import Sum
 from django_taskclaim.control import poller
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.control.models import ThroughputMinute
-from django_taskclaim.control.reading import marks, minutes, throughput
+from django_taskclaim.control.reading import Slot, marks, minutes, slots
 from django_taskclaim.handlers import Handler
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.worker.inflight import InFlight
@@ -35,6 +35,11 @@ def minute(now: datetime, ago: float, **facts: Any) -> None:
     ThroughputMinute.objects.create(at=now - timedelta(minutes=ago), **given)
 
 
+def throughput(span: timedelta) -> list[Slot]:
+    now = database_time("default")
+    return slots(minutes(Photo, using="default", since=now - span), now, span)
+
+
 def total(name: str = "done") -> Any:
     return ThroughputMinute.objects.aggregate(found=Sum(name))["found"]
 
@@ -44,11 +49,11 @@ def test_processes_add_up_and_gaps_are_shown(now: datetime) -> None:
     minute(now, 5, done=60, process="v")
     minute(now, 5, done=60, model="testapp.uuidkey")
     minute(now, 90, done=60)
-    hour = throughput(Photo, using="default", span=HOUR)
+    hour = throughput(HOUR)
     assert len(hour) == 60
     (busy,) = (slot for slot in hour if slot.done)
-    assert (busy.done, busy.failed, busy.tries, busy.rate) == (120, 1, 123, 2.0)
-    assert sum(slot.done for slot in throughput(Photo, using="default", span=DAY)) == 180
+    assert (busy.done, busy.failing, busy.tries, busy.rate) == (120, 1 / 121, 123, 2.0)
+    assert sum(slot.done for slot in throughput(DAY)) == 180
 
 
 def test_marks_say_why_the_throughput_changed(now: datetime) -> None:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from django.core.checks import CheckMessage
 from django.db import NotSupportedError, OperationalError, transaction
@@ -36,15 +36,6 @@ class Estimate:
     rows: float
     #: The number of rows in each state that is known.
     by_state: Mapping[str, float]
-
-
-class OldestTransaction(NamedTuple):
-    """The transaction that keeps a server from removing old versions of rows."""
-
-    age: timedelta
-    holder: str
-    #: The statement that ends it.
-    remedy: str
 
 
 def option_hint(alias: str, name: str, value: Any) -> str:
@@ -105,13 +96,9 @@ class Server:
     #: Seconds, holder and remedy of the oldest transaction of another session; empty where nobody can be asked.
     oldest_transaction_query: ClassVar[str] = ""
 
-    def oldest_transaction(self) -> OldestTransaction | None:
-        """Return the oldest transaction of another session; None where none is known."""
-        found = self.ask(self.oldest_transaction_query) if self.oldest_transaction_query else []
-        for seconds, holder, remedy in found:
-            age = timedelta(seconds=max(0.0, float(seconds)))
-            return OldestTransaction(age, str(holder), str(remedy))
-        return None
+    def oldest_transaction(self) -> list[Any]:
+        """Return the oldest transaction of another session: seconds, who holds it, and the statement that ends it."""
+        return self.ask(self.oldest_transaction_query) if self.oldest_transaction_query else []
 
     # Settings and versions
 
