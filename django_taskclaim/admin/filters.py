@@ -64,13 +64,14 @@ class StateFilter(ClaimFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
         rows, counts = model_admin.get_queryset(request), dict[str, str]()
-        if not rows.query.where:
+        columns = claim_columns(rows.model)
+        # Other rows would be counted to their end, or are not all that there are.
+        if columns.owned_by(rows.model) and not rows.query.where:
             known = count_rows(rows.model, rows.db)
             for status in Status:
                 n = getattr(known.progress, status)
                 counts[status] = f"≈ {short(n)}" if status in known.estimated else number(n)
-        waits = claim_columns(rows.model).not_before
-        kinds = [kind for kind in STATES if kind != WAITING or waits]
+        kinds = [kind for kind in STATES if kind != WAITING or columns.not_before]
         shape = '<span class="taskclaim-is-{}">{}</span> <b>{}</b>'
         return [(one, format_html(shape, one, STATES[one], counts.get(one, ""))) for one in kinds]
 

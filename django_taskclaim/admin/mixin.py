@@ -90,12 +90,9 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin):
     def check(self, **kwargs: object) -> Any:
         found = super().check(**kwargs)
         if not apps.is_installed("admin_actions"):
-            text = (
-                "ClaimAdminMixin needs the app 'admin_actions', whose templates draw its buttons."
-            )
-            found.append(
-                message("E021", text, "Put 'admin_actions' into INSTALLED_APPS.", type(self))
-            )
+            text = "ClaimAdminMixin needs the app 'admin_actions', which draws its buttons."
+            hint = "Put 'admin_actions' into INSTALLED_APPS."
+            found.append(message("E021", text, hint, type(self)))
         return found
 
     # Who may
