@@ -108,6 +108,7 @@ def test_pages_offer_no_act_to_somebody_who_may_not_do_it(rows: Any, allowed: st
     client = somebody(*GRANTED[allowed])
     pages = (address(Photo), address(Photo, "change", rows["open"].pk), photos())
     text = "".join(client.get(page).content.decode() for page in pages)
+    assert ("taskclaim-menu" in text) == (VIEW[0] in GRANTED[allowed])
     for act in ACTS:
         if not (act.is_of_all and "operate" in allowed):
             assert f'href="{act.where(rows)}' not in text or act.action, act.name
