@@ -18,8 +18,7 @@ from django_taskclaim.completion import Clear
 from django_taskclaim.connecting import left_open
 from django_taskclaim.db.sql import Key
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.querysets.claiming import claim
-from django_taskclaim.querysets.cursor import Request
+from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.states import Status
 from django_taskclaim.worker.batch import Done, Failed, HeldRow, Outcome, WorkItem, hold
 from django_taskclaim.worker.calling import Answer, prepare
@@ -79,11 +78,9 @@ def run_due(
     #: Keys of rows that have come back.
     had: list[Key] = []
     while size := min(handler.batch_size, math.inf if limit is None else limit - ran.total):
-        request = Request(
-            int(size), new_holder("run_due"), handler.lease, clock(), notes_start=True
-        )
-        rows: Any = handler.rows(alias)
-        claimed: list[Any] = claim(rows.exclude(pk__in=had), request)
+        rows, holder = handler.rows(alias).exclude(pk__in=had), new_holder("run_due")
+        call = ClaimCall(rows, int(size), holder, handler.lease, clock(), notes_start=True)
+        claimed: list[Any] = claim(call)
         if not (claimed := prepare(handler, claimed)):
             break
         inflight.add(hold(handler, claimed))

@@ -8,7 +8,7 @@ from django.db import NotSupportedError, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.sql.compiler import SQLCompiler
 
-from django_taskclaim.db.base import Bound, ClaimedRow, ClaimSpec, ClaimStatement, Dialect
+from django_taskclaim.db.base import Bound, ClaimedRow, ClaimStatement, Dialect
 from django_taskclaim.db.mysql import MySQL
 from django_taskclaim.db.postgresql import PostgreSQL
 from django_taskclaim.db.sql import SQL
@@ -18,7 +18,6 @@ from django_taskclaim.tables import LIMITS, SWITCH_TABLE
 
 __all__ = [
     "Bound",
-    "ClaimSpec",
     "ClaimStatement",
     "ClaimedRow",
     "DatabaseLater",

@@ -97,24 +97,15 @@ class ClaimStatement:
         return SQL(f"{self.candidates.text} LIMIT %s", (*self.candidates.params, Bound("limit")))
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimSpec:
-    """A cached statement with the values of one claim."""
+#: What one claim binds in a statement: its ``limit`` and ``holder``, its ``lease`` in seconds, and what the candidates
+#: name.
+Values = Mapping[str, Any]
 
-    statement: ClaimStatement
-    limit: int
-    holder: str
-    #: In seconds.
-    lease: float
-    #: Values of the places that the candidates name.
-    values: Mapping[str, Any]
 
-    def bind(self, part: SQL, **values: object) -> SQL:
-        """Return a part of the statement with the values of this claim; *values* go before its own."""
-        known = {"holder": self.holder, "limit": self.limit, "lease": self.lease}
-        given = {**known, **self.values, **values}
-        params = [given[one.name] if type(one) is Bound else one for one in part.params]
-        return SQL(part.text, tuple(params))
+def bind(part: SQL, values: Values) -> SQL:
+    """Return a part of a cached statement with the values of one claim."""
+    params = [values[one.name] if type(one) is Bound else one for one in part.params]
+    return SQL(part.text, tuple(params))
 
 
 def rows_by_role(fields: Fields, table: Table, rows: Sequence[Row]) -> list[ClaimedRow]:
@@ -265,10 +256,10 @@ class Dialect(Session):
         """Return the one statement that locks, claims and returns; nothing where several do."""
         return NO_SQL
 
-    def claim(self, spec: ClaimSpec) -> list[ClaimedRow]:
+    def claim(self, statement: ClaimStatement, values: Values) -> list[ClaimedRow]:
         """Claim up to ``limit`` rows and return them in no particular order."""
-        table, fields = spec.statement.table, spec.statement.fields
-        rows = table.python_rows(fields, self.fetch(spec.bind(spec.statement.whole)))
+        table, fields = statement.table, statement.fields
+        rows = table.python_rows(fields, self.fetch(bind(statement.whole, values)))
         return rows_by_role(fields, table, rows)
 
     def claim_assignments(self, table: Table, mark: datetime | None) -> SQL:

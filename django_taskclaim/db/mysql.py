@@ -15,7 +15,15 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import KeyColumns
-from django_taskclaim.db.base import NAMED_LEASES, ClaimedRow, ClaimSpec, Dialect, rows_by_role
+from django_taskclaim.db.base import (
+    NAMED_LEASES,
+    ClaimedRow,
+    ClaimStatement,
+    Dialect,
+    Values,
+    bind,
+    rows_by_role,
+)
 from django_taskclaim.db.sql import (
     SKIP,
     SQL,
@@ -155,32 +163,33 @@ class MySQL(Dialect):
             f"The table {name} has no index on {', '.join(map(str, key))}, so all rows are locked to find one."
         )
 
-    def claim(self, spec: ClaimSpec) -> list[ClaimedRow]:
-        table, fields = spec.statement.table, spec.statement.fields
+    def claim(self, statement: ClaimStatement, values: Values) -> list[ClaimedRow]:
+        table, fields = statement.table, statement.fields
         # An UPDATE with a LIMIT can neither join nor look at its own table.
-        marks_first = spec.statement.simple and conf.setting("CLAIM_STRATEGY") == "update_limit"
-        keys = self._update_limit(spec) if marks_first else self._lock_and_claim(spec)
+        marks_first = statement.simple and conf.setting("CLAIM_STRATEGY") == "update_limit"
+        claim = self._update_limit if marks_first else self._lock_and_claim
+        keys = claim(statement, values)
         parts = self.chunks(keys, table)
         rows = [row for part in parts for row in self.select(table, fields, table.keyed(part))]
         return rows_by_role(fields, table, rows)
 
-    def _lock_and_claim(self, spec: ClaimSpec) -> list[Key]:
+    def _lock_and_claim(self, statement: ClaimStatement, values: Values) -> list[Key]:
         """Lock the first rows that nobody else has, claim them, and return their keys."""
-        statement, table = spec.statement, spec.statement.table
+        table, limit = statement.table, values["limit"]
         rows = self._lock_chosen(
             table,
-            spec.bind(statement.candidates),
-            spec.bind(statement.condition),
-            spec.limit,
+            bind(statement.candidates, values),
+            bind(statement.condition, values),
+            limit,
             table.columns.key,
-            look=spec.limit * self.LOOK_AHEAD,
+            look=limit * self.LOOK_AHEAD,
             stops=statement.simple,
         )
         if not rows:
             return []
         keys = table.keys_of(rows)
-        change = Change([spec.bind(statement.assignments)])
-        written = self.write(table, keys, change, spec.bind(statement.claimable))
+        change = Change([bind(statement.assignments, values)])
+        written = self.write(table, keys, change, bind(statement.claimable, values))
         if not written:
             # A pause was committed between the two statements.
             return []
@@ -246,11 +255,11 @@ class MySQL(Dialect):
                 return locked
             look *= self.LOOK_AHEAD
 
-    def _update_limit(self, spec: ClaimSpec) -> list[Key]:
+    def _update_limit(self, statement: ClaimStatement, values: Values) -> list[Key]:
         """Claim as servers without SKIP LOCKED can: mark the first rows in order, then find them by the mark."""
-        table, columns = spec.statement.table, spec.statement.table.columns
+        table, columns, name = statement.table, statement.table.columns, values["holder"]
         # The mark belongs to this statement: by its name a holder would find the rows of its earlier claims, too.
-        mark = f"{spec.holder[:150]}{WORKER_MARK}{secrets.token_hex(8)}"
+        mark = f"{name[:150]}{WORKER_MARK}{secrets.token_hex(8)}"
         ranking = [
             table.qualified(field) + " DESC" * descending for field, descending in columns.ranking
         ]
@@ -258,10 +267,10 @@ class MySQL(Dialect):
             sql(
                 "UPDATE {} SET {} WHERE {} ORDER BY {} LIMIT {}",
                 table.name,
-                spec.bind(spec.statement.assignments, holder=mark),
-                spec.bind(spec.statement.condition),
+                bind(statement.assignments, {**values, "holder": mark}),
+                bind(statement.condition, values),
                 ", ".join(ranking),
-                value(spec.limit),
+                value(values["limit"]),
             )
         )
         holder = columns.claimed_by
@@ -269,7 +278,7 @@ class MySQL(Dialect):
         marked = both(table.in_state(Status.PROCESSING), is_marked)
         keys = table.keys_of(self.select(table, columns.key, marked))
         if keys:
-            self.write(table, keys, Change([table.assign(holder, value(spec.holder))]), marked)
+            self.write(table, keys, Change([table.assign(holder, value(name))]), marked)
         return keys
 
     def writing(

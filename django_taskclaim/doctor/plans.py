@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 from django.core import checks
@@ -15,7 +14,7 @@ from django_taskclaim.handlers import handler_for
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.claiming import checked_request, claim
+from django_taskclaim.querysets.claiming import checked_call, claim
 from django_taskclaim.querysets.cursor import Cursor
 from django_taskclaim.querysets.scope import ClaimTarget
 
@@ -128,6 +127,7 @@ def claim_statements(model: type[models.Model], alias: str) -> list[SQL]:
     with _capturing(target) as captured, suppress(RuntimeError):
         rows.claim_batch(limit, durable=False)
         if last is not None:
-            request = checked_request(model, limit, None, None, False, False)
-            claim(rows, replace(request, cursor=Cursor.behind(last, target)))
+            call = checked_call(rows.all(), limit, None, None, False, False)
+            call.cursor = Cursor.behind(last, target)
+            claim(call)
     return captured

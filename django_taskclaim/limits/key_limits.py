@@ -17,8 +17,8 @@ from django.db import models
 from django.db.models import Count, Q
 
 from django_taskclaim.columns import ClaimColumns, claim_columns
-from django_taskclaim.db import Bound
-from django_taskclaim.db.sql import SQL, Key
+from django_taskclaim.db.base import Bound, bind
+from django_taskclaim.db.sql import SQL, Key, sql
 from django_taskclaim.fields import AnyField
 from django_taskclaim.policy import Policy, policies_over
 from django_taskclaim.querysets.scope import (
@@ -79,10 +79,8 @@ class KeyLimit:
             assert first is not None, "rows in some state are possible"
             for value in values:
                 key = self.field.get_db_prep_value(value, target.dialect.connection)
-                params = [key if type(one) is Bound else one for one in first.params]
-                parts.append(
-                    SQL(f"SELECT * FROM ({first.text}) taskclaim_{len(parts)}", (*params,))
-                )
+                name = f"taskclaim_{len(parts)}"
+                parts.append(sql("SELECT * FROM ({}) {}", bind(first, {"key": key}), name))
         firsts = table.python_keys(target.dialect.fetch(SQL.join(" UNION ALL ", parts)))
         ordered = self._in_order(target, target.rows.filter(pk__in=firsts))
         fields = [*columns.key, self.field, columns.status]

@@ -7,7 +7,7 @@ tables, is asked for what its holder has already, has limits, or a database clai
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from operator import attrgetter
@@ -24,30 +24,28 @@ from django_taskclaim.claim import (
     clock,
     new_holder,
 )
-from django_taskclaim.db import ClaimedRow, ClaimSpec, ClaimStatement
+from django_taskclaim.db import ClaimedRow, ClaimStatement, SwitchIsOn
+from django_taskclaim.db.base import rows_by_role
 from django_taskclaim.db.sql import Key
-from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, is_quarantine_mark
-from django_taskclaim.limits import Grant, known, limits_are_stored
+from django_taskclaim.fields import (
+    QUARANTINED,
+    QUARANTINED_UNSTARTED,
+    AnyField,
+    is_quarantine_mark,
+)
+from django_taskclaim.limits import Answer, Grant, known, limits_are_stored
 from django_taskclaim.limits.key_limits import KeyChooser
 from django_taskclaim.policy import policies_over, policy_for
 from django_taskclaim.querysets.cursor import (
     EVERYTHING,
     QUARANTINED_SCAN,
     TURN,
-    ClaimCall,
     Cursor,
-    Request,
     Scan,
     quarantined_scans,
 )
 from django_taskclaim.querysets.failing import fail_unreadable, release
-from django_taskclaim.querysets.instances import (
-    bare,
-    build,
-    like,
-    read_again,
-    rows_of_holder,
-)
+from django_taskclaim.querysets.instances import bare, build, like, read_again
 from django_taskclaim.querysets.isolating import (
     MOST_ROWS,
     Bad,
@@ -64,6 +62,7 @@ from django_taskclaim.querysets.scope import (
     in_policy_order,
     is_open,
     is_plain,
+    is_running,
     on_claim_table,
     refuse_unclaimable,
 )
@@ -79,6 +78,7 @@ from django_taskclaim.querysets.transactions import (
 from django_taskclaim.querysets.writes import Given, lock_claims, renew
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK, Token
+from django_taskclaim.tables import stop_scopes
 
 #: A claim that leaves refused rows out reads so many rows for each one wanted: other claims may have locked some.
 LOOK_AHEAD = 4
@@ -87,43 +87,112 @@ LOOK_AHEAD = 4
 claims_made: Counter[tuple[str, type[models.Model]]] = Counter()
 
 
-def checked_request(
-    model: type[models.Model],
+@dataclass(slots=True)
+class ClaimCall:
+    """One call of ``claim_batch``: what is asked for, and how. TypeError for rows that cannot be claimed."""
+
+    queryset: Rows
+    limit: int
+    holder: str
+    lease: timedelta
+    #: When the leases begin at the earliest, by ``clock()``.
+    started: float
+    include_held: bool = False
+    durable: bool = True
+    #: Whether the holder notes in the database when it starts a quarantined row; see ``failing.note_start``.
+    notes_start: bool = False
+    #: Where the holder's last claim ended.
+    cursor: Cursor | None = None
+    #: The limits say here why the claim took no more.
+    answer: Answer | None = None
+
+    target: ClaimTarget = field(init=False)
+    #: Whether the claim statement's own columns make the instances.
+    is_plain: bool = field(init=False)
+    #: Whether the model has limits, from its handler or stored, …
+    is_limited: bool = field(init=False)
+    #: … and whether rows that share a value of a column wait for each other.
+    counts_by_key: bool = False
+    #: Whether each statement commits by itself.
+    autocommits: bool = field(init=False)
+    #: Set once an error may be of single rows, which are then claimed apart from the others.
+    refused: RefusedRows | None = None
+    #: Rows that cannot be read, as instances with a key and a claim, each with its error.
+    unreadable: list[Bad[models.Model]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        vars(self.queryset)["_for_write"] = True
+        refuse_unclaimable(self.queryset)
+        policies = policies_over(self.queryset.model).values()
+        if policies:
+            self.queryset = in_policy_order(self.queryset)
+        if remembered:
+            self.queryset = without_refused(self.queryset)
+        self.target = target = ClaimTarget.of(self.queryset.model, self.queryset.db)
+        # What is held already is read again once its lease has been extended.
+        self.is_plain = not self.include_held and is_plain(self.queryset, target)
+        self.is_limited = (target.alias, target.model) in known
+        if policies:
+            self.is_limited = self.is_limited or any(one.names_limits for one in policies)
+            self.counts_by_key = any(one.counts_by_column for one in policies)
+        # The holder must be unique: if the answer is lost, or a row cannot be read, the rows are found by the holder.
+        self.autocommits = (
+            self.is_plain
+            and not self.is_limited
+            and WORKER_MARK in self.holder
+            and target.dialect.returns_updated
+            and can_autocommit(target)
+        )
+
+    @property
+    def fields(self) -> Sequence[AnyField]:
+        """The columns that the claim returns: all that make the instances, or those with a role."""
+        columns = self.target.columns
+        if self.is_plain:
+            return columns.owner._meta.concrete_fields
+        extra = (columns.iteration, columns.attempts, columns.not_before, columns.priority)
+        return [*columns.key, *(one for one in extra if one is not None)]
+
+    @property
+    def switch(self) -> SwitchIsOn:
+        """What stops this claim; where it looks at no limits, a stored limit does, too."""
+        return SwitchIsOn(stop_scopes(self.queryset.model), unlimited=not self.is_limited)
+
+
+def checked_call(
+    queryset: Rows,
     limit: int,
     claimed_by: str | None,
     lease: float | timedelta | None,
     include_held: bool,
     durable: bool,
-) -> Request:
-    """Return the request; ValueError with one sentence where it makes none."""
+) -> ClaimCall:
+    """Return the call of a user; ValueError with one sentence for a wrong argument."""
     if include_held and claimed_by is None:
         raise ValueError(
             "include_held=True returns what claimed_by holds, so claimed_by must be given."
         )
     holder = new_holder() if claimed_by is None else checked_name(claimed_by)
-    started = clock()
-    usual = policy_for(model).lease
-    duration = usual if lease is None else conf.DURATION.check(lease, "lease")
+    duration = policy_for(queryset.model).lease
+    if lease is not None:
+        duration = conf.DURATION.check(lease, "lease")
     conf.BATCH_SIZE.check(limit, "limit")
-    return Request(limit, holder, duration, started, include_held=include_held, durable=durable)
+    return ClaimCall(queryset, limit, holder, duration, clock(), include_held, durable)
 
 
-def claim(queryset: Rows, request: Request) -> list[models.Model]:
-    """Claim rows of *queryset* and return them, committed, in claim order.
+def claim(call: ClaimCall) -> list[models.Model]:
+    """Claim rows and return them, committed, in claim order.
 
-    A row that nobody can read, or write, keeps nobody from the others. Raises TypeError for a queryset that no row can
-    be claimed through.
+    A row that nobody can read, or write, keeps nobody from the others.
     """
-    vars(queryset)["_for_write"] = True
-    call = _call_of(queryset, request)
-    if queryset.query.is_empty():
+    if call.queryset.query.is_empty():
         return []
     try:
         rows = _claim(call)
         # A worker learns of stored limits when it reads the switch.
-        may_be_refused = not rows and not call.is_limited and request.answer is None
+        may_be_refused = not rows and not call.is_limited and call.answer is None
         if may_be_refused and limits_are_stored(call.target.model, call.target.alias):
-            call = replace(call, is_limited=True, autocommits=False)
+            call.is_limited, call.autocommits = True, False
             rows = _claim(call)
     except Exception as error:
         rows = _claim_without_bad_rows(call, error)
@@ -132,40 +201,12 @@ def claim(queryset: Rows, request: Request) -> list[models.Model]:
     return rows
 
 
-def _call_of(queryset: Rows, request: Request) -> ClaimCall:
-    policies = policies_over(queryset.model).values()
-    refuse_unclaimable(queryset)
-    if policies:
-        queryset = in_policy_order(queryset)
-    if remembered:
-        queryset = without_refused(queryset)
-    target = ClaimTarget.of(queryset.model, queryset.db)
-    # What is held already is read again once its lease has been extended.
-    plain = not request.include_held and is_plain(queryset, target)
-    limited = (target.alias, target.model) in known
-    limited = limited or (bool(policies) and any(one.names_limits for one in policies))
-    return ClaimCall(
-        queryset,
-        request,
-        target,
-        is_plain=plain,
-        is_limited=limited,
-        counts_by_key=limited and any(one.counts_by_column for one in policies),
-        # The holder must be unique: if the answer is lost, or a row cannot be read, the rows are found by the holder.
-        autocommits=plain
-        and not limited
-        and WORKER_MARK in request.holder
-        and target.dialect.returns_updated
-        and can_autocommit(target),
-    )
-
-
 def _claim(call: ClaimCall) -> list[models.Model]:
     """Claim, commit and return the instances, each with its claim."""
     try:
         if call.autocommits:
-            return _instances(call, take(call, call.request.limit))
-        run = run_durable if call.request.durable else in_transaction
+            return _instances(call, take(call, call.limit))
+        run = run_durable if call.durable else in_transaction
         return run(call.target, partial(_claim_in_transaction, call))
     except AmbiguousCommit as error:
         return _committed(call, error)
@@ -173,15 +214,14 @@ def _claim(call: ClaimCall) -> list[models.Model]:
 
 def _claim_in_transaction(call: ClaimCall) -> list[models.Model]:
     """Claim in the transaction that is open, beside what the holder has already, if it asked for that."""
-    request = call.request
     call.unreadable.clear()
-    rows = _read(call, _extend_held(call)) if request.include_held else []
-    wanted = request.limit - len(rows)
+    rows = _read(call, _extend_held(call)) if call.include_held else []
+    wanted = call.limit - len(rows)
     if wanted <= 0:
         return rows
     if not call.is_limited:
         return rows + _read(call, take(call, wanted))
-    grant = Grant(call.target, request.answer)
+    grant = Grant(call.target, call.answer)
     allowed = grant.begin(wanted, by_key=call.counts_by_key)
     claimed = take(call, allowed) if allowed else []
     grant.charge(len(claimed), allowed)
@@ -193,14 +233,26 @@ def _extend_held(call: ClaimCall) -> list[ClaimedRow]:
 
     Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
     """
-    call.target.lock_holder(call.request.holder)
+    call.target.lock_holder(call.holder)
     held = rows_of_holder(call)
     rows = [bare(call.queryset.model, one) for one in _claims(call, held)]
     lost = set(map(id, lock_claims(rows)))
     standing = Given([row for row in rows if id(row) not in lost])
-    extended = carried_claims(renew(standing, call.request.lease).renewed)
+    extended = carried_claims(renew(standing, call.lease).renewed)
     keys = {one.pk for one in extended}
     return [row for row in held if row.key in keys]
+
+
+def rows_of_holder(call: ClaimCall) -> list[ClaimedRow]:
+    """Return the first rows that the holder of *call* has, as many as it asks for at most."""
+    target = call.target
+    # A unique holder has only the rows of this call. Conditions like ``open()`` are no longer true of them.
+    is_own = WORKER_MARK in call.holder
+    rows = target.rows if is_own else on_claim_table(call.queryset, target)
+    held = rows.filter(is_running(target.columns), **{target.columns.claimed_by.name: call.holder})
+    ordered = in_claim_order(held, call.queryset, target)
+    found = target.dialect.first(ordered, target.table, call.limit, call.fields)
+    return rows_by_role(call.fields, target.table, found)
 
 
 # The rows in hand
@@ -224,15 +276,13 @@ def _instances(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[models.Mo
 
 def _claims(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Claim]:
     """Return what the instances of rows just claimed are to carry."""
-    request, alias = call.request, call.target.alias
-    tokens = {
-        number: Token(request.holder, number) for number in {row.iteration for row in claimed}
-    }
-    deadline = request.started + request.lease.total_seconds()
+    alias, lease = call.target.alias, call.lease
+    tokens = {number: Token(call.holder, number) for number in {row.iteration for row in claimed}}
+    deadline = call.started + lease.total_seconds()
     claims = []
     for row in claimed:
         token = tokens[row.iteration]
-        claim = Claim(token, alias, row.key, lease=request.lease, attempts=row.attempts)
+        claim = Claim(token, alias, row.key, lease=lease, attempts=row.attempts)
         claim.local_deadline = deadline
         claims.append(claim)
     return claims
@@ -250,7 +300,7 @@ def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[models.Model]:
     claimed = [*(rows or ()), *(bad.row for bad in call.unreadable)]
     if rows is not None and not claimed:
         return []
-    if WORKER_MARK not in call.request.holder:
+    if WORKER_MARK not in call.holder:
         raise error
     if rows is None:
         claimed = rows = _instances(call, in_transaction(call.target, rows_of_holder, call))
@@ -264,27 +314,27 @@ def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[models.Model]:
 
 def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Model]:
     """Claim again after *error*, without the rows that it is of; raise it where it is not of single rows."""
-    refused = RefusedRows(call.target)
     # The first try may have committed: then its rows are what the holder has already.
-    include_held = call.request.include_held or call.autocommits
-    request = replace(call.request, include_held=include_held)
-    again = replace(call, request=request, is_plain=False, autocommits=False, refused=refused)
+    may_have_committed = call.autocommits
+    call.include_held = call.include_held or may_have_committed
+    call.is_plain = call.autocommits = False
+    refused = call.refused = RefusedRows(call.target)
     try:
         is_of_writing = refused.is_of_a_row(error)
         if not is_of_writing and not is_unreadable(call.queryset, error):
             raise error
-        rows = _claim(again)
-        has_claimed = rows or again.unreadable
+        rows = _claim(call)
+        has_claimed = rows or call.unreadable
         if is_of_writing and not has_claimed and (refused.is_full or not refused.found):
             raise error
     except BaseException:
-        if call.autocommits and not isinstance(error, AWAY):
+        if may_have_committed and not isinstance(error, AWAY):
             # The rows of the first try go back. If that fails too, they return when their leases end.
             with suppress(Exception):
-                held = _claims(again, rows_of_holder(again))
+                held = _claims(call, rows_of_holder(call))
                 release([bare(call.queryset.model, one) for one in held])
         raise
-    fail_unreadable(again.unreadable)
+    fail_unreadable(call.unreadable)
     return rows
 
 
@@ -306,7 +356,7 @@ def _read(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[models.Model]:
 def take(call: ClaimCall, limit: int) -> list[ClaimedRow]:
     """Claim up to *limit* rows, of which a quarantined one is alone."""
     is_sorted = call.queryset.query.order_by or call.counts_by_key
-    cursor = None if is_sorted else call.request.cursor
+    cursor = None if is_sorted else call.cursor
     place = call.target.alias, call.target.model
     claims_made[place] += 1
     turn = claims_made[place] % TURN
@@ -433,7 +483,7 @@ def _statement(call: ClaimCall, scan: Scan) -> ClaimStatement | None:
     simple = not query.where and not query.order_by and target.is_owner
     if not simple or ("key" in scan.values and len(target.columns.key) > 1):
         return _prepare(call, scan, candidates(call, scan), simple=simple)
-    shape = call.is_plain, call.is_limited, call.request.notes_start, settings.USE_TZ
+    shape = call.is_plain, call.is_limited, call.notes_start, settings.USE_TZ
     kind = (scan.name, *scan.values, *shape)
     if kind not in target.statements:
         rows = candidates(call, scan.with_places())
@@ -446,7 +496,7 @@ def _prepare(call: ClaimCall, scan: Scan, rows: Rows, *, simple: bool) -> ClaimS
     target, ours, mark = call.target, EVERYTHING, None
     if scan.name == "quarantined":
         # If the claim expires, the mark says whether the row had been started.
-        mark = QUARANTINED_UNSTARTED if call.request.notes_start else QUARANTINED
+        mark = QUARANTINED_UNSTARTED if call.notes_start else QUARANTINED
         ours = QUARANTINED_SCAN
     claimable = is_open(target.columns) & ours.condition(target.columns)
     rows_of_ours = target.rows.order_by().filter(claimable, call.switch)
@@ -461,8 +511,9 @@ def _send(
     """Claim up to *limit* rows by *statement*; outside of a transaction it commits by itself."""
     if statement is None:
         return []
-    request = call.request
-    values = scan.prepared(call.target.table) if scan.values else scan.values
-    spec = ClaimSpec(statement, limit, request.holder, request.lease.total_seconds(), values)
     claim = call.target.dialect.claim
-    return autocommit(call.target, claim, spec) if call.autocommits else claim(spec)
+    values = scan.prepared(call.target.table)
+    values |= {"limit": limit, "holder": call.holder, "lease": call.lease.total_seconds()}
+    if call.autocommits:
+        return autocommit(call.target, claim, statement, values)
+    return claim(statement, values)

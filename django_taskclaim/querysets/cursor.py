@@ -1,4 +1,4 @@
-"""What one claim asks for, and where it looks: at one place after the other, from where the last claim ended.
+"""Where one claim looks: at one place after the other, from where the last claim ended.
 
 What was claimed leaves dead entries at the head of the index for a while, and a claim that begins there reads past all
 of them again. So each claim goes on where the one before ended. Rows that are put back, or come in, in front of that
@@ -6,29 +6,18 @@ are found by a full scan, which follows now and then, and whenever a claim comes
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django.db import models
 from django.db.models import Q
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import ClaimColumns
-from django_taskclaim.db import Bound, ClaimedRow, SwitchIsOn
+from django_taskclaim.db import Bound, ClaimedRow
 from django_taskclaim.db.sql import Table, sql
-from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, AnyField, as_utc
-from django_taskclaim.limits import Answer
-from django_taskclaim.querysets.isolating import Bad, RefusedRows
-from django_taskclaim.querysets.scope import (
-    ClaimTarget,
-    Rows,
-    has_waited,
-    is_quarantined,
-    never_waited,
-)
+from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, as_utc
+from django_taskclaim.querysets.scope import ClaimTarget, has_waited, is_quarantined, never_waited
 from django_taskclaim.states import Status
-from django_taskclaim.tables import stop_scopes
 
 #: Under backlog a full scan follows after so many seconds, …
 FULL_SCAN_EVERY = 1.0
@@ -52,7 +41,7 @@ class Scan(NamedTuple):
         """Return the scan for a statement that is kept, in which the values of each claim are bound."""
         return Scan(self.name, {name: Bound(name) for name in self.values})
 
-    def prepared(self, table: Table) -> Mapping[str, Any]:
+    def prepared(self, table: Table) -> dict[str, Any]:
         """Return the values as the driver wants them."""
         values = dict(self.values)
         if "key" in values:
@@ -162,60 +151,3 @@ class Cursor:
             self._position = None
         elif found is not None:
             self._position = found.key, found.priority
-
-
-# What one call asks for
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One call of ``claim_batch``, checked."""
-
-    limit: int
-    holder: str
-    lease: timedelta
-    #: When the leases begin at the earliest, by ``clock()``.
-    started: float
-    include_held: bool = False
-    durable: bool = True
-    #: Whether the holder notes in the database when it starts a quarantined row; see ``failing.note_start``.
-    notes_start: bool = False
-    #: Where the holder's last claim ended.
-    cursor: Cursor | None = None
-    #: The limits say here why the claim took no more.
-    answer: Answer | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimCall:
-    """What all statements of one call of ``claim_batch`` have in common."""
-
-    queryset: Rows
-    request: Request
-    target: ClaimTarget
-    #: Whether the claim statement's own columns make the instances.
-    is_plain: bool
-    #: Whether the model has limits, from its handler or stored, …
-    is_limited: bool
-    #: … and whether rows that share a value of a column wait for each other.
-    counts_by_key: bool
-    #: Whether each statement commits by itself.
-    autocommits: bool
-    #: Set once an error may be of single rows, which are then claimed apart from the others.
-    refused: RefusedRows | None = None
-    #: Rows that cannot be read, as instances with a key and a claim, each with its error.
-    unreadable: list[Bad[models.Model]] = field(default_factory=list)
-
-    @property
-    def fields(self) -> Sequence[AnyField]:
-        """The columns that the claim returns: all that make the instances, or those with a role."""
-        columns = self.target.columns
-        if self.is_plain:
-            return columns.owner._meta.concrete_fields
-        extra = (columns.iteration, columns.attempts, columns.not_before, columns.priority)
-        return [*columns.key, *(one for one in extra if one is not None)]
-
-    @property
-    def switch(self) -> SwitchIsOn:
-        """What stops this claim; where it looks at no limits, a stored limit does, too."""
-        return SwitchIsOn(stop_scopes(self.queryset.model), unlimited=not self.is_limited)

@@ -14,18 +14,9 @@ from django.db.models.sql.where import WhereNode
 from django_taskclaim.claim import ATTRIBUTE, LOADED, UNCHANGED, Claim, attach
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db import ClaimedRow
-from django_taskclaim.db.base import rows_by_role
 from django_taskclaim.policy import policy_for
-from django_taskclaim.querysets.cursor import ClaimCall
-from django_taskclaim.querysets.scope import (
-    ClaimTarget,
-    Rows,
-    in_claim_order,
-    in_policy_order,
-    is_running,
-    on_claim_table,
-)
-from django_taskclaim.states import WORKER_MARK, Token
+from django_taskclaim.querysets.scope import ClaimTarget, Rows, in_policy_order, is_running
+from django_taskclaim.states import Token
 
 
 def build(
@@ -183,16 +174,3 @@ def holdings(queryset: Rows, who: str) -> list[models.Model]:
     if not ordered.query.order_by:
         ordered = ordered.order_by(*claim_columns(queryset.model).order)
     return claimed_by(ordered, [who], whole=True)
-
-
-def rows_of_holder(call: ClaimCall) -> list[ClaimedRow]:
-    """Return the first rows that the holder of *call* has, as many as it asks for at most."""
-    target, fields = call.target, call.fields
-    columns = target.columns
-    # A unique holder has only the rows of this call. Conditions like ``open()`` are no longer true of them.
-    is_own = WORKER_MARK in call.request.holder
-    rows = target.rows if is_own else on_claim_table(call.queryset, target)
-    rows = in_claim_order(rows, call.queryset, target)
-    held = rows.filter(is_running(columns), **{columns.claimed_by.name: call.request.holder})
-    found = target.dialect.first(held, target.table, call.request.limit, fields)
-    return rows_by_role(fields, target.table, found)

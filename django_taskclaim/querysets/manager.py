@@ -87,10 +87,8 @@ class ClaimQuerySet(FencedQuerySet[M]):
         provisional until that transaction commits. Raises TypeError for a queryset that cannot be claimed from
         (slices, unions, aggregates, ``values()``) and ValueError for a wrong argument.
         """
-        request = claiming.checked_request(
-            self.model, limit, claimed_by, lease, include_held, durable
-        )
-        return cast("list[M]", claiming.claim(self, request))
+        call = claiming.checked_call(self, limit, claimed_by, lease, include_held, durable)
+        return cast("list[M]", claiming.claim(call))
 
     def with_token(self, pk: Any, token: "Token | tuple[str, int] | str") -> M:
         """Return the row with the key *pk*, carrying the claim that *token* names.

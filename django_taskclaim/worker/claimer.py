@@ -23,8 +23,8 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.limits import Answer
 from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.monitoring.overview import seconds_due
-from django_taskclaim.querysets.claiming import claim
-from django_taskclaim.querysets.cursor import Cursor, Request
+from django_taskclaim.querysets.claiming import ClaimCall, claim
+from django_taskclaim.querysets.cursor import Cursor
 from django_taskclaim.worker.batch import hold
 from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.drain import Drain
@@ -299,7 +299,8 @@ class Claimer(threading.Thread):
         """Claim so many rows, and load what the handler needs beside them."""
         handler, throttles = source.handler, self.service.throttles
         began = clock()
-        request = Request(
+        call = ClaimCall(
+            self.drain.rows(handler),
             size,
             new_holder(self.options.name),
             self.keeper.lease_of(handler),
@@ -310,10 +311,10 @@ class Claimer(threading.Thread):
         )
         try:
             with throttles.working_on(source.model):
-                rows: list[Any] = claim(self.drain.rows(handler), request)
+                rows: list[Any] = claim(call)
         except BaseException:
             # After any error some may have been claimed.
-            self.keeper.note_ambiguous(handler, request)
+            self.keeper.note_ambiguous(handler, call)
             raise
         self._note_use()
         throttles.claimed(source.model, len(rows))

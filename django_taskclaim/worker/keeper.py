@@ -21,7 +21,7 @@ from django_taskclaim.error_text import redact
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.cursor import Request
+from django_taskclaim.querysets.claiming import ClaimCall
 from django_taskclaim.querysets.instances import claimed_by
 from django_taskclaim.querysets.isolating import is_refused
 from django_taskclaim.querysets.writes import Given, renew
@@ -151,12 +151,12 @@ class LeaseKeeper:
         why = "claims of its model are stopped"
         self.inflight.put_back(lambda held: held.handler.model is model, recall=why)
 
-    def note_ambiguous(self, handler: Handler, request: Request) -> None:
+    def note_ambiguous(self, handler: Handler, call: ClaimCall) -> None:
         """Have the rows given back that a claim which ended in an error may have taken; its holder is its alone."""
         # The COMMIT may be on its way for as long as the server lets the transaction stand.
-        until = clock() + 2 * request.lease.total_seconds()
+        until = clock() + 2 * call.lease.total_seconds()
         why = "the claim's COMMIT was not answered"
-        self._strays.append(Stray(handler, request.holder, why, until=until))
+        self._strays.append(Stray(handler, call.holder, why, until=until))
 
     def fence(self) -> None:
         """Take claims for lost before they expire when they could not be renewed in time; asks no database.

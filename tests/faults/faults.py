@@ -66,7 +66,7 @@ FAULTS = {
     2: [
         fault(
             "A claim with include_held returns its limit beside what is held.",
-            ("querysets/claiming.py", "request.limit - len(rows)\n", "request.limit\n"),
+            ("querysets/claiming.py", "call.limit - len(rows)\n", "call.limit\n"),
         ),
         fault(
             "A claim forgets a filter that joins another table.",
