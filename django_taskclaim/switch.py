@@ -7,7 +7,7 @@ Each write names its columns, so a change of an override cannot end a pause.
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.apps import apps
 from django.db import Error, connections, models, router
@@ -16,21 +16,16 @@ from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, has_claim_columns
 from django_taskclaim.conf import Kind
 from django_taskclaim.contention import retry_on_contention
-from django_taskclaim.db import DatabaseLater, DatabaseNow, dialect_for
+from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.fields import as_utc
 from django_taskclaim.handlers import handler_for, models_with_handler
-from django_taskclaim.limits import ModelLimits, Refusal, closed_hours, limits_by, note_stored
+from django_taskclaim.limits import stops_of
 from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE
 from django_taskclaim.tables import (
     EVERY_MODEL,
     OVERRIDES,
     Switch,
-    own_scopes,
     scope_of,
-    scopes_over,
-    stop_scopes,
-    throttle_scope,
 )
 
 Until = datetime | timedelta | float | None
@@ -184,61 +179,6 @@ def paused_model(pause: Switch) -> str | None:
         return str(apps.get_model(pause.scope)._meta.label)
     except LookupError:
         return pause.scope
-
-
-#: What stands for a reason that nobody has given.
-NO_REASON = "no reason given"
-
-
-class Stops(NamedTuple):
-    """What stops claims of one model, by the database's clock, and the model's own switch."""
-
-    own: Switch
-    #: The pauses of persons, the widest first.
-    pauses: list[Switch]
-    #: The stop that ends by itself and holds for everyone.
-    throttle: Switch | None
-    #: What all who claim keep to together, and the hours that are over.
-    limits: list[ModelLimits]
-    closed: Refusal | None
-
-    @property
-    def throttled(self) -> str:
-        """Why claims of everybody stop for a time, or until the hours begin; empty where they do not."""
-        if self.throttle is not None:
-            return self.throttle.reason or NO_REASON
-        return "" if self.closed is None else f"outside the hours {self.closed.limits.hours}"
-
-
-def stops_of(model: type[models.Model], *, using: str | None = None) -> Stops:
-    """Return what is stored for *model* now, and whether its hours are over; the process learns of limits, too.
-
-    It is one question, and one for the time where nothing is stored and the handler names hours.
-    """
-    using = using or router.db_for_write(model)
-    rows: Any = Switch.objects.using(using).filter(scope__in=stop_scopes(model))
-    found: dict[str, Any] = {row.scope: row for row in rows.annotate(now=DatabaseNow())}
-    note_stored(model, using, found)
-    now = next((as_utc(row.now) for row in found.values()), None)
-    if now is None and any(one.hours for one in limits_by(model, found)):
-        now = dialect_for(connections[using]).current_time()
-    return stops_among(found, model, now)
-
-
-def stops_among(
-    switches: dict[str, Switch], model: type[models.Model], now: datetime | None
-) -> Stops:
-    """Return what of *switches* stops claims of *model* at the moment *now*; without one no hours are over."""
-    off = {scope: row for scope, row in switches.items() if now and row.is_off(now)}
-    throttles = [off[scope] for one in own_scopes(model) if (scope := throttle_scope(one)) in off]
-    limits = limits_by(model, switches)
-    return Stops(
-        own=switches.get(scope_of(model)) or Switch(),
-        pauses=[off[scope] for scope in scopes_over(model) if scope in off],
-        throttle=max(throttles, key=lambda row: as_utc(row.until), default=None),
-        limits=limits,
-        closed=closed_hours(limits, now) if now else None,
-    )
 
 
 def claimable_models() -> list[type[models.Model]]:

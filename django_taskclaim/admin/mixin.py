@@ -27,9 +27,9 @@ from django_taskclaim.columns import (
     source_key_text,
 )
 from django_taskclaim.findings import message
+from django_taskclaim.limits import stops_of
 from django_taskclaim.models import Switch
 from django_taskclaim.states import Status
-from django_taskclaim.switch import stops_of
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]

@@ -6,19 +6,28 @@ makes the process read that row. Claims that count wait for one lock until they 
 is counted.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from typing import Any, NamedTuple
 
-from django.db import models
+from django.db import connections, models, router
 from django.utils import timezone
 
+from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.policy import Policy, policies_over
 from django_taskclaim.querysets.scope import ClaimTarget, is_running
 from django_taskclaim.querysets.transactions import refuse_old_snapshots
-from django_taskclaim.tables import LIMITS, RateLevel, Switch, own_scopes, scope_of
+from django_taskclaim.tables import (
+    LIMITS,
+    RateLevel,
+    Switch,
+    own_scopes,
+    scope_of,
+    scopes_over,
+    stop_scopes,
+    throttle_scope,
+)
 
 # What a rate and hours mean
 
@@ -122,39 +131,6 @@ class ModelLimits:
         return ", ".join(parts)
 
 
-#: The models, each with its database, whose Switch rows are known to store limits.
-known: set[tuple[str, type[models.Model]]] = set()
-
-
-def note_stored(model: type[models.Model], alias: str, switches: dict[str, Switch]) -> None:
-    """Remember whether limits are stored for *model*, by its switches just read."""
-    stored = any(switches[scope].limits_claims for scope in own_scopes(model) if scope in switches)
-    (known.add if stored else known.discard)((alias, model))
-
-
-def limits_are_stored(model: type[models.Model], alias: str) -> bool:
-    """Ask whether limits are stored for *model*."""
-    limits_of(model, using=alias)
-    return (alias, model) in known
-
-
-def limits_of(model: type[models.Model], *, using: str) -> list[ModelLimits]:
-    """Return what claims of *model* keep to now: its own limits, and those of the models it inherits its claims from.
-
-    Empty where there are none; asks the database.
-    """
-    rows = Switch.objects.using(using).filter(scope__in=own_scopes(model))
-    switches = {row.scope: row for row in rows}
-    note_stored(model, using, switches)
-    return limits_by(model, switches)
-
-
-def limits_by(model: type[models.Model], switches: dict[str, Switch]) -> list[ModelLimits]:
-    """Return what ``limits_of`` does, where *switches* are known already; with none what the handlers name."""
-    found = [_in_force(model, scope, switches.get(scope)) for scope in own_scopes(model)]
-    return [one for one in found if one]
-
-
 def _in_force(model: type[models.Model], scope: str, switch: Switch | None) -> ModelLimits:
     policies = [policy for cls, policy in policies_over(model).items() if scope_of(cls) == scope]
     rate, most, hours = (_value(name, switch, policies) for name in LIMITS)
@@ -171,9 +147,6 @@ def _value(name: str, switch: Switch | None, policies: list[Policy]) -> Any:
     stored = getattr(switch, name, None)
     named = (getattr(policy, name) for policy in policies)
     return next(filter(None, named), None) if stored is None else stored
-
-
-# What one claim may take
 
 
 #: What the first claim under a rate may take.
@@ -196,15 +169,86 @@ class Refusal(NamedTuple):
     until: datetime | None = None
     wait: float | None = None
 
+    def __str__(self) -> str:
+        if self.option == "rate":
+            return f"the rate {self.limits.rate}"
+        return f"the limit of {self.limits.max_running} running at once"
 
-def closed_hours(limits: Iterable[ModelLimits], now: datetime) -> Refusal | None:
-    """Return which hours keep rows from being claimed *now*: those that open last; None where all are open."""
-    found = [
+
+# What stops claims
+
+
+#: The models, each with its database, whose Switch rows are known to store limits.
+known: set[tuple[str, type[models.Model]]] = set()
+
+#: What stands for a reason that nobody has given.
+NO_REASON = "no reason given"
+
+
+class Stops(NamedTuple):
+    """What stops claims of one model, by the database's clock, and the model's own switch."""
+
+    own: Switch
+    #: The pauses of persons, the widest first.
+    pauses: list[Switch]
+    #: The stop that ends by itself and holds for everyone.
+    throttle: Switch | None
+    #: What all who claim keep to together: the model's own limits, and those of the models it inherits its claims from.
+    limits: list[ModelLimits]
+    #: The hours that are over: those that begin again last.
+    closed: Refusal | None
+
+    @property
+    def throttled(self) -> str:
+        """Why claims of everybody stop for a time, or until the hours begin; empty where they do not."""
+        if self.throttle is not None:
+            return self.throttle.reason or NO_REASON
+        return "" if self.closed is None else f"outside the hours {self.closed.limits.hours}"
+
+
+def stops_of(model: type[models.Model], *, using: str | None = None) -> Stops:
+    """Return what is stored for *model* now, and whether its hours are over; the process learns of limits, too.
+
+    It is one question, and one for the time where nothing is stored and the handler names hours.
+    """
+    using = using or router.db_for_write(model)
+    rows: Any = Switch.objects.using(using).filter(scope__in=stop_scopes(model))
+    found: dict[str, Any] = {row.scope: row for row in rows.annotate(now=DatabaseNow())}
+    stored = any(found[scope].limits_claims for scope in own_scopes(model) if scope in found)
+    (known.add if stored else known.discard)((using, model))
+    now = next((as_utc(row.now) for row in found.values()), None)
+    if now is None and any(one.hours for one in _limits(model, found)):
+        now = dialect_for(connections[using]).current_time()
+    return stops_among(found, model, now)
+
+
+def stops_among(
+    switches: dict[str, Switch], model: type[models.Model], now: datetime | None
+) -> Stops:
+    """Return what of *switches* stops claims of *model* at the moment *now*; without one no hours are over."""
+    off = {scope: row for scope, row in switches.items() if now and row.is_off(now)}
+    throttles = [off[scope] for one in own_scopes(model) if (scope := throttle_scope(one)) in off]
+    limits = _limits(model, switches)
+    closed = [
         Refusal("hours", one, opens, (opens - now).total_seconds())
         for one in limits
-        if one.hours is not None and (opens := one.hours.opens_at(now)) is not None
+        if now and one.hours and (opens := one.hours.opens_at(now)) is not None
     ]
-    return max(found, key=lambda one: one.wait or 0.0, default=None)
+    return Stops(
+        own=switches.get(scope_of(model)) or Switch(),
+        pauses=[off[scope] for scope in scopes_over(model) if scope in off],
+        throttle=max(throttles, key=lambda row: as_utc(row.until), default=None),
+        limits=limits,
+        closed=max(closed, key=lambda one: one.wait or 0.0, default=None),
+    )
+
+
+def _limits(model: type[models.Model], switches: dict[str, Switch]) -> list[ModelLimits]:
+    found = [_in_force(model, scope, switches.get(scope)) for scope in own_scopes(model)]
+    return [one for one in found if one]
+
+
+# What one claim may take
 
 
 @dataclass(slots=True)
@@ -219,7 +263,8 @@ class Grant:
 
     def __init__(self, target: ClaimTarget, answer: Answer | None = None) -> None:
         self._target, self._answer = target, answer or Answer()
-        self._limits = limits_of(target.model, using=target.alias)
+        self.stops = stops_of(target.model, using=target.alias)
+        self._limits = self.stops.limits
         self._rates = {one.scope: one.rate for one in self._limits if one.rate is not None}
         self._levels = RateLevel.objects.using(target.alias)
 
@@ -229,7 +274,8 @@ class Grant:
         Where rows are counted, by key or over the whole table, claims of the table wait for each other from here on
         until they commit.
         """
-        if self._closed():
+        self._answer.refusal = self.stops.closed
+        if self.stops.closed:
             return 0
         if by_key or self._rates or any(one.max_running for one in self._limits):
             label = self._target.columns.owner._meta.label_lower
@@ -241,15 +287,9 @@ class Grant:
         return self._allowed(wanted)
 
     def refused_now(self) -> Refusal | None:
-        """Return which limit keeps anybody from claiming a single row now; None where none does."""
-        return None if not self._closed() and self._allowed(1) else self._answer.refusal
-
-    def _closed(self) -> bool:
-        """Say whether hours keep rows from being claimed now."""
-        self._answer.refusal = None
-        if any(one.hours for one in self._limits):
-            self._answer.refusal = closed_hours(self._limits, self._target.dialect.current_time())
-        return self._answer.refusal is not None
+        """Return which rate or number keeps anybody from claiming a single row now; None where none does."""
+        self._allowed(1)
+        return self._answer.refusal
 
     def _allowed(self, wanted: int) -> int:
         stored = self._stored_levels()

@@ -14,13 +14,12 @@ from django.db.models import Count, Min, Q
 from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, as_utc, is_quarantine_mark
-from django_taskclaim.limits import ModelLimits
+from django_taskclaim.limits import ModelLimits, Stops, stops_among
 from django_taskclaim.models import Switch, Throttle, WorkerProcess
 from django_taskclaim.monitoring.counts import MOST, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.scope import is_due, is_expired, is_running, never_waited
 from django_taskclaim.states import WORKER_MARK, Status
-from django_taskclaim.switch import Stops, stops_among
 from django_taskclaim.tables import scope_of, stop_scopes
 
 #: Workers report every 5 s; one that missed three reports counts as gone.

@@ -33,7 +33,7 @@ from django_taskclaim.fields import (
     AnyField,
     is_quarantine_mark,
 )
-from django_taskclaim.limits import Answer, Grant, known, limits_are_stored
+from django_taskclaim.limits import Answer, Grant, known, stops_of
 from django_taskclaim.limits.key_limits import KeyChooser
 from django_taskclaim.policy import policies_over, policy_for
 from django_taskclaim.querysets.cursor import (
@@ -131,7 +131,7 @@ class ClaimCall:
         self.target = target = ClaimTarget.of(self.queryset.model, self.queryset.db)
         # What is held already is read again once its lease has been extended.
         self.is_plain = not self.include_held and is_plain(self.queryset, target)
-        self.is_limited = (target.alias, target.model) in known
+        self.is_limited = self.has_stored_limits
         if policies:
             self.is_limited = self.is_limited or any(one.names_limits for one in policies)
             self.counts_by_key = any(one.counts_by_column for one in policies)
@@ -143,6 +143,11 @@ class ClaimCall:
             and target.dialect.returns_updated
             and can_autocommit(target)
         )
+
+    @property
+    def has_stored_limits(self) -> bool:
+        """Whether the Switch row of the model is known to store limits."""
+        return (self.target.alias, self.target.model) in known
 
     @property
     def fields(self) -> Sequence[AnyField]:
@@ -190,10 +195,11 @@ def claim(call: ClaimCall) -> list[models.Model]:
     try:
         rows = _claim(call)
         # A worker learns of stored limits when it reads the switch.
-        may_be_refused = not rows and not call.is_limited and call.answer is None
-        if may_be_refused and limits_are_stored(call.target.model, call.target.alias):
-            call.is_limited, call.autocommits = True, False
-            rows = _claim(call)
+        if not rows and not call.is_limited and call.answer is None:
+            stops_of(call.target.model, using=call.target.alias)
+            if call.has_stored_limits:
+                call.is_limited, call.autocommits = True, False
+                rows = _claim(call)
     except Exception as error:
         rows = _claim_without_bad_rows(call, error)
     if rows and rows_claimed.receivers:

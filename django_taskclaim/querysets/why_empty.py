@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from django.db.models import Count, Min, Q
 
-from django_taskclaim.db import DatabaseNow
 from django_taskclaim.fields import OPEN_ENDED
 from django_taskclaim.formatting import format_clock_time, format_number
 from django_taskclaim.limits import Grant
@@ -23,7 +22,6 @@ from django_taskclaim.querysets.scope import (
     refuse_unclaimable,
 )
 from django_taskclaim.states import Status
-from django_taskclaim.tables import Switch, own_scopes, scopes_over, throttle_scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +95,8 @@ class WhyEmpty(NamedTuple):
         return self.stopped or "; ".join(parts) or "nothing is left"
 
 
-def _at(moment: datetime | None, when: str) -> str:
-    return "" if moment is None else f", {when} {format_clock_time(moment)}"
+def _at(moment: datetime | None, when: str, comma: str = ", ") -> str:
+    return "" if moment is None else f"{comma}{when} {format_clock_time(moment)}"
 
 
 def why_empty(queryset: Rows, who: str) -> WhyEmpty:
@@ -107,34 +105,21 @@ def why_empty(queryset: Rows, who: str) -> WhyEmpty:
     if queryset.query.is_empty():
         return WhyEmpty()
     target = ClaimTarget.of(queryset.model, queryset.db)
-    if stopped := _stop(target):
-        return WhyEmpty(stopped)
-    refusal = Grant(target).refused_now()
-    if refusal is not None and refusal.option == "hours":
-        return WhyEmpty(f"outside the hours {refusal.limits.hours}{_at(refusal.until, 'next')}")
+    grant = Grant(target)
+    stop = grant.stops.throttle or grant.stops.closed
+    if grant.stops.pauses:
+        return WhyEmpty("paused")
+    if stop is not None:
+        return WhyEmpty(f"throttled{_at(stop.until, 'until', ' ')}: {grant.stops.throttled}")
     rows = on_claim_table(queryset, target)
     rows = rows.filter(in_state(target.columns, Status.OPEN, Status.PROCESSING))
     found = WhyEmpty(**rows.aggregate(**_counts(target, who)))
-    kept_back = found.ready + found.kept_back
+    refusal, kept_back = grant.refused_now(), found.ready + found.kept_back
     if refusal is None or not kept_back:
         return found
-    limit = f"the rate {refusal.limits.rate}"
-    if refusal.option == "max_running":
-        limit = f"the limit of {refusal.limits.max_running} running at once"
-    return WhyEmpty(f"{format_number(kept_back)} kept back by {limit}{_at(refusal.until, 'next')}")
-
-
-def _stop(target: ClaimTarget) -> str:
-    """Say what stops all claims of the model now, a pause or else the longest throttle; empty where nothing does."""
-    now_stopped = Q(until=None) | Q(until__gt=DatabaseNow())
-    rows = Switch.objects.using(target.alias).filter(now_stopped, paused_at__isnull=False)
-    if rows.filter(scope__in=scopes_over(target.model)).exists():
-        return "paused"
-    throttles = [throttle_scope(scope) for scope in own_scopes(target.model)]
-    stop = rows.filter(scope__in=throttles).order_by("-until").first()
-    if stop is None or stop.until is None:
-        return ""
-    return f"throttled until {format_clock_time(stop.until)}: {stop.reason}"
+    return WhyEmpty(
+        f"{format_number(kept_back)} kept back by {refusal}{_at(refusal.until, 'next')}"
+    )
 
 
 def _counts(target: ClaimTarget, who: str) -> dict[str, object]:

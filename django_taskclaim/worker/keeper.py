@@ -19,13 +19,13 @@ from django_taskclaim.claim import carried_claim, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.error_text import redact
 from django_taskclaim.handlers import Handler
+from django_taskclaim.limits import Stops
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.claiming import ClaimCall
 from django_taskclaim.querysets.instances import claimed_by
 from django_taskclaim.querysets.isolating import is_refused
 from django_taskclaim.querysets.writes import Given, renew
-from django_taskclaim.switch import Stops
 from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.worker.batch import NOT_STARTED, Batch, Failed, HeldRow, PutBack
 from django_taskclaim.worker.calling import outlived

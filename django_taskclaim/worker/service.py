@@ -30,10 +30,10 @@ from django_taskclaim.connecting import (
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.handlers import Handler
 from django_taskclaim.leases import forget
+from django_taskclaim.limits import NO_REASON, Stops, stops_of
 from django_taskclaim.models import Throttle, WorkerProcess
 from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
-from django_taskclaim.switch import NO_REASON, Stops, stops_of
 from django_taskclaim.tables import SILENCE_KEPT
 from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.worker import more_duties

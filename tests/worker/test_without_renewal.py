@@ -11,8 +11,9 @@ import pytest
 from django.db import connection
 
 from django_taskclaim.handlers import Handler
+from django_taskclaim.limits import stops_of
 from django_taskclaim.policy import RENEWALS_PER_LEASE
-from django_taskclaim.switch import set_overrides, stops_of
+from django_taskclaim.switch import set_overrides
 from django_taskclaim.worker.batch import Notes, hold, shared_memory
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.inflight import InFlight
