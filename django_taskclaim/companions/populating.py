@@ -1,10 +1,10 @@
-"""Making the rows of a companion: by one INSERT … SELECT if source and companion share a database, else key by key."""
+"""Making the rows of a companion: by one INSERT … SELECT where the database can, else by keys, chunk by chunk."""
 
 from collections.abc import Callable
 from typing import Any
 
 from django.db import IntegrityError, models
-from django.db.models import Exists, F, OuterRef, Q, Value
+from django.db.models import Exists, F, OuterRef, Value
 
 from django_taskclaim.columns import KeyColumns, SourceLink, source_link
 from django_taskclaim.conf import NUMBER_OR_NONE
@@ -42,49 +42,41 @@ class Population:
         )
 
     def run(self, chunk_size: int | None, progress: Progress | None) -> int:
-        """Add what is missing, in one statement if no size is given and the database can do it, and return how many."""
+        """Add what is missing and return how many: in one statement if no size is given and the database can do it."""
         NUMBER_OR_NONE.check(chunk_size, "chunk_size")
         if self.sources.query.is_empty():
             return 0
         if chunk_size is None and self.is_one_statement:
-            return self._add(self.sources, Q())
+            return self._add(self._insert, self.sources)
         keys, by_key = Keys(self.sources.model, self.sources.db), self.sources.order_by("pk")
-        own = [field.attname for field in self.link.own]
-        is_key = list(self.link.theirs) == list(self.sources.model._meta.pk_fields)
         seen = added = 0
         for part in keys.parts(by_key, chunk_size or CHUNK):
             sources = self.sources.filter(keys.between(part.after, part.until))
-            # Companions of these sources have the same keys. Without this condition, a server whose statistics do not
-            # know the new rows yet would read all of them for each chunk.
-            near = keys.between(part.after, part.until, own) if is_key else Q()
-            added += self._add(sources, near)
+            added += self._add(self._copy, sources)
             seen += part.rows
             if progress is not None:
                 progress(seen, added)
         return added
 
-    def _add(self, sources: Rows, near: Q) -> int:
+    def _add(self, add: Callable[[Rows], int], sources: Rows) -> int:
         """Add the companions that *sources* lack; try again if others have added one of them meanwhile."""
+
+        def once() -> int:
+            # Calls of ``populate`` wait for each other, so each finds what the one before has made.
+            self.target.dialect.advisory_lock(f"{self.owner._meta.label_lower}:#populate")
+            added = add(sources)
+            if added:
+                call_workers(self.owner, self.target.alias)
+            return added
+
         try:
-            return in_transaction(self.target, self._add_once, sources, near)
+            return in_transaction(self.target, once)
         except IntegrityError:
-            # Or they were not *near*: the companion's column may sort its keys in another way than the source's.
-            return in_transaction(self.target, self._add_once, sources, Q())
+            return in_transaction(self.target, once)
 
-    def _add_once(self, sources: Rows, near: Q) -> int:
-        # Calls of ``populate`` wait for each other, so each finds what the one before has made.
-        self.target.dialect.advisory_lock(f"{self.owner._meta.label_lower}:#populate")
-        there = self.target.rows.filter(near)
-        if self.is_one_statement:
-            added = self._insert(sources, there)
-        else:
-            added = self._copy(sources)
-        if added:
-            call_workers(self.owner, self.target.alias)
-        return added
-
-    def _insert(self, sources: Rows, there: Rows) -> int:
-        """Insert what *there* lacks, by one INSERT … SELECT."""
+    def _insert(self, sources: Rows) -> int:
+        """Insert what is not there, by one INSERT … SELECT."""
+        there = self.target.rows
         # On an empty table this condition would only cost time.
         if there.exists():
             pairs = zip(self.link.own, self.link.theirs, strict=True)

@@ -5,7 +5,7 @@ comes before ``9`` there, and each database has its collations.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
@@ -49,23 +49,16 @@ class Keys:
         rows: Rows = models.QuerySet(self.source, using=self.alias)
         return rows.filter(self.between(after, until)).order_by("pk")
 
-    def between(
-        self, after: Key | None, until: Key | None, columns: Sequence[str] | None = None
-    ) -> Q:
-        """Match the keys beyond *after* up to and with *until*; None is no bound.
+    def between(self, after: Key | None, until: Key | None) -> Q:
+        """Match the keys beyond *after* up to and with *until*; None is no bound."""
+        lower = Q() if after is None else self._beyond(after, "gt")
+        return lower if until is None else lower & self._beyond(until, "lte")
 
-        *columns* of another table have these keys, too.
-        """
-        lower = Q() if after is None else self._beyond(after, "gt", columns)
-        return lower if until is None else lower & self._beyond(until, "lte", columns)
-
-    def _beyond(self, key: Key, lookup: str, columns: Sequence[str] | None) -> Q:
-        if len(self.names) == 1:
-            return Q(**{f"{columns[0] if columns else 'pk'}__{lookup}": key})
-        if columns is None and dialect_for(connections[self.alias]).seeks_row_values:
+    def _beyond(self, key: Key, lookup: str) -> Q:
+        if len(self.names) == 1 or dialect_for(connections[self.alias]).seeks_row_values:
             return Q(**{f"pk__{lookup}": key})
         # ``a > 1 OR (a = 1 AND b > 2)`` is two ranges of the index.
-        *first, (last, value) = zip(columns or self.names, key, strict=True)
+        *first, (last, value) = zip(self.names, key, strict=True)
         steps = Q(**{f"{last}__{lookup}": value})
         for name, value in reversed(first):
             steps = Q(**{f"{name}__{lookup.removesuffix('e')}": value}) | (
