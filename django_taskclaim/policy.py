@@ -4,7 +4,6 @@
 """
 
 import logging
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -219,9 +218,6 @@ def _waiting_time(backoff: Backoff, failures: int) -> timedelta:
     """
     try:
         wait = backoff(failures)
-        seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
-        if not 0 <= seconds < math.inf:
-            raise ValueError(f"what a back-off returns must not be {wait!r}.")
         return conf.waiting_time(wait, "what a back-off returns")
     except BaseException as error:
         if is_interrupt(error):

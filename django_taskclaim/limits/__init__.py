@@ -60,10 +60,6 @@ class Rate(NamedTuple):
         """The rows that are saved up at most while nobody claims any."""
         return max(LEAST_SLACK, self.per_second * 60 * SLACK)
 
-    def later(self, level: float, seconds: float) -> float:
-        """Return what *level* rows have become after so many seconds."""
-        return min(self.most, level + max(0.0, seconds) * self.per_second)
-
     def __str__(self) -> str:
         return self.text
 
@@ -300,7 +296,9 @@ class Grant:
             level = _level(limits.rate, stored.get(limits.scope), now)
             if int(level) < wanted:
                 wanted = max(0, int(level))
-                wait = _wait_for(limits.rate, level, wanted)
+                # Once enough has become available that it is worth while to ask again.
+                enough = max(1.0, limits.rate.most * WORTH_WHILE)
+                wait = max(0.0, enough - (level - wanted)) / limits.rate.per_second
                 until = now + timedelta(seconds=wait)
                 self._answer.refusal = Refusal("rate", limits, until, wait)
         limited = [one for one in self._limits if one.max_running]
@@ -335,15 +333,9 @@ class Grant:
         return {row.scope: row for row in rows}
 
 
-def _wait_for(rate: Rate, level: float, taken: int) -> float:
-    """Return in how many seconds it is worth while to ask again, once *taken* rows are off the *level*."""
-    enough = max(1.0, rate.most * WORTH_WHILE)
-    missing = enough - (level - taken) if taken else min(enough, rate.most) - level
-    return max(0.0, missing / rate.per_second)
-
-
 def _level(rate: Rate, stored: RateLevel | None, now: datetime) -> float:
     """Return how many rows may be claimed *now*, by what the last claim has *stored*."""
     if stored is None or as_utc(stored.at) > now + AHEAD:
         return FIRST_ROWS
-    return rate.later(stored.level, (now - as_utc(stored.at)).total_seconds())
+    seconds = max(0.0, (now - as_utc(stored.at)).total_seconds())
+    return min(rate.most, stored.level + seconds * rate.per_second)

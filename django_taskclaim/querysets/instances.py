@@ -50,21 +50,15 @@ def _is_laid_out(model: type[models.Model]) -> bool:
 
     Their constructor sets the values one by one, for the sake of those who override it: a third of what a claim costs.
     """
-    return not any(map(_is_foreign, model.__mro__)) and not any(
-        _listens(getattr_static(model, field.attname)) for field in model._meta.concrete_fields
-    )
-
-
-def _is_foreign(base: type) -> bool:
-    """Say whether a class of somebody else's takes part."""
     ours = ("builtins", "django.db.models.base", "django_taskclaim.querysets.fence")
-    takes_part = {"__new__", "__init__", "__setattr__", "from_db"}.intersection(vars(base))
-    return bool(takes_part) and base.__module__ not in ours
-
-
-def _listens(attribute: object) -> bool:
-    """Say whether setting the attribute does more than store a value; a foreign key only forgets its loaded row."""
-    return type(attribute) is not ForeignKeyDeferredAttribute and hasattr(attribute, "__set__")
+    making = {"__new__", "__init__", "__setattr__", "from_db"}
+    others = [base for base in model.__mro__ if base.__module__ not in ours]
+    attributes = [getattr_static(model, field.attname) for field in model._meta.concrete_fields]
+    return not any(making.intersection(vars(base)) for base in others) and not any(
+        # A foreign key only forgets its loaded row.
+        hasattr(one, "__set__") and type(one) is not ForeignKeyDeferredAttribute
+        for one in attributes
+    )
 
 
 def _laid_out(

@@ -9,7 +9,6 @@ from django.db import models
 from django_taskclaim import conf
 from django_taskclaim.awaitables import async_twin
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets import (
     claiming,
     completing,
@@ -229,20 +228,12 @@ class ClaimQuerySet(FencedQuerySet[M]):
 
     # Holders that are people
 
-    def holdings(self, who: str, *, lease: Lease = None) -> list[M]:
+    def holdings(self, who: str) -> list[M]:
         """Return the rows that *who* holds, in the order of claims, each carrying its claim; none is claimed.
 
-        What this queryset selects, defers, joins and annotates is kept; TypeError for ``values()``. With *lease* they
-        are renewed as ``renew`` does, and rows lost in that moment are left out.
+        What this queryset selects, defers, joins and annotates is kept; TypeError for ``values()``.
         """
-        rows = cast("list[M]", instances.holdings(self, who))
-        if lease is None or not rows:
-            return rows
-        try:
-            self.renew(rows, lease)
-        except ClaimLost as error:
-            return [row for row in rows if all(row is not lost for lost in error.lost)]
-        return rows
+        return cast("list[M]", instances.holdings(self, who))
 
     def hand_over(self, rows: M | Iterable[M], *, to: str, lease: Lease = None) -> int:
         """Let *to* hold rows from now on, and return how many; the claims that the instances carry are ended.

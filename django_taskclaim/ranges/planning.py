@@ -154,24 +154,19 @@ def refuse_unplannable(target: RangeTarget) -> None:
     NUMBER_OR_NONE.check(model.plan_ahead, f"{model._meta.label}.plan_ahead")
     if not model.growing:
         return
-    label, source, fields = model._meta.label, target.source._meta.label, target.fields
-    if target.claims.columns.not_before is None:
-        reason = "without RetryMixin its ranges cannot wait for late commits."
-    elif any(getattr(field, "default", None) is uuid.uuid4 for field in fields):
-        reason = f"the keys of {source} are random: it has no end."
-    elif _commits_within(model) is not None or (
+    is_known = _commits_within(model) is not None or (
         # A key that the database gives is younger than the transaction that inserts its row.
-        len(fields) == 1
-        and isinstance(fields[0], AutoFieldMixin)
+        len(target.fields) == 1
+        and isinstance(target.fields[0], AutoFieldMixin)
         and target.claims.dialect.names_open_transactions
-    ):
-        return
-    else:
-        reason = (
-            f"the database does not say how late smaller keys of {source} may be committed: say with commits_within how"
-            " long after its key was given a row is committed at the latest."
+    )
+    is_random = any(getattr(field, "default", None) is uuid.uuid4 for field in target.fields)
+    if is_random or not is_known or target.claims.columns.not_before is None:
+        raise TypeError(
+            f"{model._meta.label} is growing: it needs RetryMixin, for its ranges wait for late commits; keys of"
+            f" {target.source._meta.label} that grow; and, where the database does not say how late smaller keys may"
+            " be committed, commits_within: how long after its key was given a row is committed at the latest."
         )
-    raise TypeError(f"{label} is growing, and {reason}")
 
 
 def waiting(target: RangeTarget) -> dict[str, object]:

@@ -191,15 +191,12 @@ def _walk(
         _refuse_interrupted(row, claim, target)
         began = clock()
         wanted = size or min(_sizes.get(target.model, FIRST), largest)
-        # Before the lock, so that on a database with one writer others can write meanwhile.
-        seen, chunk = (reached(row), row.upper), _next_chunk(row, target, wanted)
         time.sleep(max(0.0, others_until - clock()))
         with target.claims.dialect.own_transaction():
             _lock(row, claim, target)
             if row.checkpoint == row.upper:
                 return
-            if seen != (reached(row), row.upper):
-                chunk = _next_chunk(row, target, wanted)
+            chunk = _next_chunk(row, target, wanted)
             if chunk.size:
                 yield chunk.rows
             _write_checkpoint(row, claim, target, chunk.last, chunk.size)

@@ -130,7 +130,7 @@ def raises(failures: int) -> float:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("backoff", [lambda n: -1, lambda n: math.nan, lambda n: "soon", raises])
+@pytest.mark.parametrize("backoff", [lambda n: math.nan, lambda n: "soon", raises])
 def test_a_broken_back_off_loses_no_failure(backoff: Any, rule: Rule, caplog: Any) -> None:
     """The row waits as the settings say, and the log says why."""
     rule(Photo, backoff=backoff)

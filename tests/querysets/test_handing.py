@@ -1,6 +1,5 @@
 """A claim that passes from one holder to another: handed over by its token, or taken over by an operator's word."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -90,20 +89,15 @@ def test_a_take_over_needs_a_reason() -> None:
     assert {facts(row).claimed_by for row in (worker, nobody)} == {THEIRS}
 
 
-def test_holdings_are_my_rows_extended_when_asked(
-    kind_of_table: Any, let_lease_lapse: Callable[[Any], None]
-) -> None:
+def test_holdings_are_my_rows_and_stay_as_they_are(kind_of_table: Any) -> None:
     rows = claimed(kind_of_table, 3, lease=60)
     claimed(kind_of_table, 1, THEIRS)
     before = facts(rows[0]).expires_at
     found = kind_of_table.objects.holdings(MINE)
     assert keys(found) == keys(rows)
     assert facts(rows[0]).expires_at == before
-    let_lease_lapse(rows[0])
-    kind_of_table.objects.holdings(MINE, lease=3600)
-    assert facts(rows[0]).expires_at - timezone.now() > timedelta(minutes=50)
     assert kind_of_table.objects.complete(found) == 3
-    assert kind_of_table.objects.holdings(MINE, lease=60) == []
+    assert kind_of_table.objects.holdings(MINE) == []
 
 
 def test_holdings_keep_what_the_queryset_selects(django_assert_num_queries: Any) -> None:

@@ -67,7 +67,6 @@ def test_a_person_keeps_what_could_be_extended_and_gets_others() -> None:
     with refused(Photo):
         rows = Photo.objects.claim_batch(4, claimed_by="user:ada", include_held=True)
         assert keys(rows) == [made[0], made[2], *more[1:]]
-        assert keys(Photo.objects.holdings("user:ada", lease=60)) == [*made, *more[1:]]
 
 
 def test_an_error_of_all_rows_is_raised_and_blames_none(caplog: Any) -> None:

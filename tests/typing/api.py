@@ -44,7 +44,7 @@ def verbs_over_a_queryset() -> None:
 
 
 def people_hold_rows(photo: Photo, rows: list[Photo]) -> None:
-    assert_type(Photo.objects.holdings("user:17", lease=timedelta(hours=1)), list[Photo])
+    assert_type(Photo.objects.holdings("user:17"), list[Photo])
     assert_type(Photo.objects.hand_over(photo, to="user:18"), int)
     assert_type(Photo.objects.filter(pk=1).take_over(by="user:18", reason="17 is ill"), int)
     why = Photo.objects.why_empty("user:17")
