@@ -25,7 +25,6 @@ from django_taskclaim.claim import (
     new_holder,
 )
 from django_taskclaim.db import ClaimedRow, ClaimStatement, SwitchIsOn
-from django_taskclaim.db.base import rows_by_role
 from django_taskclaim.db.sql import Key
 from django_taskclaim.fields import (
     QUARANTINED,
@@ -45,7 +44,7 @@ from django_taskclaim.querysets.cursor import (
     quarantined_scans,
 )
 from django_taskclaim.querysets.failing import fail_unreadable, release
-from django_taskclaim.querysets.instances import bare, build, like, read_again
+from django_taskclaim.querysets.instances import bare, build, claimed_by, like, read_again
 from django_taskclaim.querysets.isolating import (
     MOST_ROWS,
     Bad,
@@ -62,7 +61,6 @@ from django_taskclaim.querysets.scope import (
     in_policy_order,
     is_open,
     is_plain,
-    is_running,
     on_claim_table,
     refuse_unclaimable,
 )
@@ -143,6 +141,11 @@ class ClaimCall:
             and target.dialect.returns_updated
             and can_autocommit(target)
         )
+
+    @property
+    def deadline(self) -> float:
+        """When the leases end at the earliest, by ``clock()``."""
+        return self.started + self.lease.total_seconds()
 
     @property
     def has_stored_limits(self) -> bool:
@@ -226,39 +229,36 @@ def _claim_in_transaction(call: ClaimCall) -> list[models.Model]:
     if wanted <= 0:
         return rows
     if not call.is_limited:
-        return rows + _read(call, take(call, wanted))
+        return rows + _instances(call, take(call, wanted))
     grant = Grant(call.target, call.answer)
     allowed = grant.begin(wanted, by_key=call.counts_by_key)
     claimed = take(call, allowed) if allowed else []
     grant.charge(len(claimed), allowed)
-    return rows + _read(call, claimed)
+    return rows + _instances(call, claimed)
 
 
-def _extend_held(call: ClaimCall) -> list[ClaimedRow]:
-    """Return what the holder has of the queryset, each lease extended and none shortened.
+def _extend_held(call: ClaimCall) -> list[Claim]:
+    """Return the claims that the holder has in the queryset, each lease extended and none shortened.
 
     Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
     """
     call.target.lock_holder(call.holder)
-    held = rows_of_holder(call)
-    rows = [bare(call.queryset.model, one) for one in _claims(call, held)]
-    lost = set(map(id, lock_claims(rows)))
-    standing = Given([row for row in rows if id(row) not in lost])
-    extended = carried_claims(renew(standing, call.lease).renewed)
-    keys = {one.pk for one in extended}
-    return [row for row in held if row.key in keys]
+    held = _held(call)
+    lost = set(map(id, lock_claims(held)))
+    standing = Given([row for row in held if id(row) not in lost])
+    renewed = set(map(id, renew(standing, call.lease).renewed))
+    return carried_claims(row for row in held if id(row) in renewed)
 
 
-def rows_of_holder(call: ClaimCall) -> list[ClaimedRow]:
-    """Return the first rows that the holder of *call* has, as many as it asks for at most."""
-    target = call.target
+def _held(call: ClaimCall) -> list[models.Model]:
+    """Return the first rows that the holder has, as many as it asks for at most, with nothing but their claims."""
     # A unique holder has only the rows of this call. Conditions like ``open()`` are no longer true of them.
     is_own = WORKER_MARK in call.holder
-    rows = target.rows if is_own else on_claim_table(call.queryset, target)
-    held = rows.filter(is_running(target.columns), **{target.columns.claimed_by.name: call.holder})
-    ordered = in_claim_order(held, call.queryset, target)
-    found = target.dialect.first(ordered, target.table, call.limit, call.fields)
-    return rows_by_role(call.fields, target.table, found)
+    rows = call.target.rows if is_own else on_claim_table(call.queryset, call.target)
+    held = claimed_by(in_claim_order(rows, call.queryset, call.target), [call.holder])
+    for claim in carried_claims(held):
+        claim.lease, claim.local_deadline = call.lease, call.deadline
+    return held[: call.limit]
 
 
 # The rows in hand
@@ -268,30 +268,29 @@ def _instances(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[models.Mo
     """Return the rows claimed as the queryset asks for them, each with its claim."""
     if not claimed:
         return []
-    claims = _claims(call, claimed)
-    if len(claimed) == 1:
-        claims[0].quarantined = is_quarantine_mark(claimed[0].not_before)
-    if call.is_plain:
-        return build(call.queryset, claimed, claims)
-    by_key = {one.pk: one for one in claims}
-    rows = read_again(call.queryset, call.target, [*by_key])
-    for row in rows:
-        attach(row, by_key[call.target.columns.key_of(row)])
-    return rows
-
-
-def _claims(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[Claim]:
-    """Return what the instances of rows just claimed are to carry."""
-    alias, lease = call.target.alias, call.lease
     tokens = {number: Token(call.holder, number) for number in {row.iteration for row in claimed}}
-    deadline = call.started + lease.total_seconds()
-    claims = []
+    alias, lease, deadline, claims = call.target.alias, call.lease, call.deadline, []
     for row in claimed:
         token = tokens[row.iteration]
         claim = Claim(token, alias, row.key, lease=lease, attempts=row.attempts)
         claim.local_deadline = deadline
         claims.append(claim)
-    return claims
+    if len(claimed) == 1:
+        claims[0].quarantined = is_quarantine_mark(claimed[0].not_before)
+    return build(call.queryset, claimed, claims) if call.is_plain else _read(call, claims)
+
+
+def _read(call: ClaimCall, claims: Sequence[Claim]) -> list[models.Model]:
+    """Read the rows claimed; after an error, those that cannot be read are put aside."""
+    by_key = {one.pk: one for one in claims}
+    if call.refused is not None:
+        read = partial(read_again, call.queryset, call.target)
+        for key, error in isolate_unreadable([*by_key], read, like(call.queryset, call.target)):
+            call.unreadable.append(Bad(bare(call.queryset.model, by_key.pop(key)), error))
+    rows = read_again(call.queryset, call.target, [*by_key])
+    for row in rows:
+        attach(row, by_key[call.target.columns.key_of(row)])
+    return rows
 
 
 # After an error
@@ -309,7 +308,8 @@ def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[models.Model]:
     if WORKER_MARK not in call.holder:
         raise error
     if rows is None:
-        claimed = rows = _instances(call, in_transaction(call.target, rows_of_holder, call))
+        found = in_transaction(call.target, _held, call)
+        claimed = rows = _read(call, carried_claims(found))
     else:
         claimed = judge_ambiguous_commit(claimed).still_held
     if not claimed:
@@ -337,23 +337,10 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
         if may_have_committed and not isinstance(error, AWAY):
             # The rows of the first try go back. If that fails too, they return when their leases end.
             with suppress(Exception):
-                held = _claims(call, rows_of_holder(call))
-                release([bare(call.queryset.model, one) for one in held])
+                release(_held(call))
         raise
     fail_unreadable(call.unreadable)
     return rows
-
-
-def _read(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[models.Model]:
-    """Return the instances of *claimed*; after an error, rows that cannot be read are put aside."""
-    if call.refused is None:
-        return _instances(call, claimed)
-    read = partial(read_again, call.queryset, call.target)
-    keys = [row.key for row in claimed]
-    errors = dict(isolate_unreadable(keys, read, like(call.queryset, call.target)))
-    for one in _claims(call, [row for row in claimed if row.key in errors]):
-        call.unreadable.append(Bad(bare(call.queryset.model, one), errors[one.pk]))
-    return _instances(call, [row for row in claimed if row.key not in errors])
 
 
 # Where a claim looks

@@ -14,6 +14,7 @@ from django.db.models.sql.where import WhereNode
 from django_taskclaim.claim import ATTRIBUTE, LOADED, UNCHANGED, Claim, attach
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db import ClaimedRow
+from django_taskclaim.fields import is_quarantine_mark
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, in_policy_order, is_running
 from django_taskclaim.states import Token
@@ -134,7 +135,10 @@ def carrying(row: Any, token: Token, using: str) -> Any:
     columns = claim_columns(type(row))
     attempts = getattr(row, (columns.attempts or columns.iteration).attname)
     lease = policy_for(type(row)).lease
-    attach(row, Claim(token, using, columns.key_of(row), lease=lease, attempts=attempts))
+    claim = Claim(token, using, columns.key_of(row), lease=lease, attempts=attempts)
+    if columns.not_before is not None:
+        claim.quarantined = is_quarantine_mark(getattr(row, columns.not_before.attname))
+    attach(row, claim)
     return row
 
 
@@ -150,13 +154,14 @@ def claimed_by(
     vars(queryset)["_for_write"] = True
     rows = queryset.filter(is_running(columns), **{f"{columns.claimed_by.name}__in": holders})
     fields = columns.claimed_by.attname, columns.iteration.attname
-    ours = {*fields, (columns.attempts or columns.iteration).attname}
+    read = (columns.attempts, columns.not_before, *columns.key)
+    ours = {*fields, *(field.attname for field in read if field is not None)}
     if whole:
         names, are_deferred = rows.query.deferred_loading
         named = names.difference(ours) if are_deferred else names.union(ours)
         rows.query.deferred_loading = named, are_deferred
     else:
-        rows = rows.only(*(field.attname for field in columns.key), *ours)
+        rows = rows.only(*ours)
     return [carrying(row, Token(*(getattr(row, f) for f in fields)), rows.db) for row in rows]
 
 
