@@ -306,10 +306,9 @@ def _model_of(given: object) -> type[models.Model]:
 
 def _mistakes(new: Handler) -> Iterator[str]:
     """Yield why the function cannot be called as the options say."""
-    if inspect.isasyncgenfunction(new.function):
-        yield "is an async generator; let it return what it would yield"
-    if inspect.isgeneratorfunction(new.function) and not new.batch:
-        yield "must be a plain function that takes one row; it is a generator"
+    is_generator = inspect.isgeneratorfunction(new.function) and not new.batch
+    if is_generator or inspect.isasyncgenfunction(new.function):
+        yield f"is {'a' if is_generator else 'an async'} generator; let it return what it would yield"
     if new.is_async and new.atomic:
         yield "cannot be atomic: Django has no transactions across await. Make it a plain function"
     if new.own_concurrency is not None and not new.is_async:
@@ -321,15 +320,12 @@ def _mistakes(new: Handler) -> Iterator[str]:
         yield f"has a {type(rows).__name__} without claim_batch() as its queryset"
     if reason := _why_not_one(new.function):
         yield f"must take {'a list of rows' if new.batch else 'one row'}: {reason}"
-    if new.has_ranges and (new.batch or new.is_async or new.atomic):
+    if new.has_ranges and (
+        new.batch or new.is_async or new.atomic or not isinstance(new.completion, Mark)
+    ):
         yield (
-            "must be a plain function of one range, which it walks in chunks that are transactions of their own;"
-            " leave out batch, atomic and async"
-        )
-    if new.has_ranges and not isinstance(new.completion, Mark):
-        yield (
-            "walks a range, and ranges that are done must stay: the plan goes on behind the last of them. Leave out"
-            " the completion"
+            "must be a plain function of one range, which it walks in chunks that are transactions of their own and"
+            " which stays when it is done; leave out batch, atomic, async and completion"
         )
 
 

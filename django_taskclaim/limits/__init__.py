@@ -247,18 +247,13 @@ def _limits(model: type[models.Model], switches: dict[str, Switch]) -> list[Mode
 # What one claim may take
 
 
-@dataclass(slots=True)
-class Answer:
-    """What a claim leaves for a caller that asks again: why it took no more than it did."""
-
-    refusal: Refusal | None = None
-
-
 class Grant:
     """How many rows one claim of a limited model may take, and what it has taken."""
 
-    def __init__(self, target: ClaimTarget, answer: Answer | None = None) -> None:
-        self._target, self._answer = target, answer or Answer()
+    def __init__(self, target: ClaimTarget) -> None:
+        self._target = target
+        #: Why the claim takes no more than it does.
+        self.refusal: Refusal | None = None
         self.stops = stops_of(target.model, using=target.alias)
         self._limits = self.stops.limits
         self._rates = {one.scope: one.rate for one in self._limits if one.rate is not None}
@@ -270,7 +265,7 @@ class Grant:
         Where rows are counted, by key or over the whole table, claims of the table wait for each other from here on
         until they commit.
         """
-        self._answer.refusal = self.stops.closed
+        self.refusal = self.stops.closed
         if self.stops.closed:
             return 0
         if by_key or self._rates or any(one.max_running for one in self._limits):
@@ -285,7 +280,7 @@ class Grant:
     def refused_now(self) -> Refusal | None:
         """Return which rate or number keeps anybody from claiming a single row now; None where none does."""
         self._allowed(1)
-        return self._answer.refusal
+        return self.refusal
 
     def _allowed(self, wanted: int) -> int:
         stored = self._stored_levels()
@@ -300,7 +295,7 @@ class Grant:
                 enough = max(1.0, limits.rate.most * WORTH_WHILE)
                 wait = max(0.0, enough - (level - wanted)) / limits.rate.per_second
                 until = now + timedelta(seconds=wait)
-                self._answer.refusal = Refusal("rate", limits, until, wait)
+                self.refusal = Refusal("rate", limits, until, wait)
         limited = [one for one in self._limits if one.max_running]
         if not limited or not wanted:
             return wanted
@@ -309,14 +304,14 @@ class Grant:
         running = target.rows.order_by().filter(is_running(target.columns))
         held = len(target.dialect.first(running, target.table, most, target.columns.key))
         if most - held < wanted:
-            self._answer.refusal = Refusal("max_running", limits)
+            self.refusal = Refusal("max_running", limits)
         return max(0, min(wanted, most - held))
 
     def charge(self, taken: int, allowed: int) -> None:
         """Take so many rows off what each rate allows."""
         if taken < allowed:
             # It was not for a limit that the claim took no more.
-            self._answer.refusal = None
+            self.refusal = None
         if not taken or not self._rates:
             return
         # By the clock of now: the rows may have been claimed much later than was asked, where the machine stood still.

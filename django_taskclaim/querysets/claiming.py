@@ -32,7 +32,7 @@ from django_taskclaim.fields import (
     AnyField,
     is_quarantine_mark,
 )
-from django_taskclaim.limits import Answer, Grant, known, stops_of
+from django_taskclaim.limits import Grant, Refusal, known, stops_of
 from django_taskclaim.limits.key_limits import KeyChooser
 from django_taskclaim.policy import policies_over, policy_for
 from django_taskclaim.querysets.cursor import (
@@ -101,9 +101,9 @@ class ClaimCall:
     notes_start: bool = False
     #: Where the holder's last claim ended.
     cursor: Cursor | None = None
-    #: The limits say here why the claim took no more.
-    answer: Answer | None = None
 
+    #: The limit that kept the claim from taking more.
+    refusal: Refusal | None = None
     target: ClaimTarget = field(init=False)
     #: Whether the claim statement's own columns make the instances.
     is_plain: bool = field(init=False)
@@ -198,7 +198,7 @@ def claim(call: ClaimCall) -> list[models.Model]:
     try:
         rows = _claim(call)
         # A worker learns of stored limits when it reads the switch.
-        if not rows and not call.is_limited and call.answer is None:
+        if not rows and not call.is_limited and call.cursor is None:
             stops_of(call.target.model, using=call.target.alias)
             if call.has_stored_limits:
                 call.is_limited, call.autocommits = True, False
@@ -230,10 +230,11 @@ def _claim_in_transaction(call: ClaimCall) -> list[models.Model]:
         return rows
     if not call.is_limited:
         return rows + _instances(call, take(call, wanted))
-    grant = Grant(call.target, call.answer)
+    grant = Grant(call.target)
     allowed = grant.begin(wanted, by_key=call.counts_by_key)
     claimed = take(call, allowed) if allowed else []
     grant.charge(len(claimed), allowed)
+    call.refusal = grant.refusal
     return rows + _instances(call, claimed)
 
 

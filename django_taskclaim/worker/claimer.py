@@ -20,7 +20,7 @@ from django_taskclaim.connecting import (
 )
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
-from django_taskclaim.limits import Answer
+from django_taskclaim.limits import Refusal
 from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.monitoring.overview import seconds_due
 from django_taskclaim.querysets.claiming import ClaimCall, claim
@@ -55,8 +55,8 @@ class _Source:
         self.model = handler.model
         self.size = BatchSize(handler, threads)
         self.cursor = Cursor()
-        #: What limits of the whole fleet answered to its last claim.
-        self.answer = Answer()
+        #: The limit of the whole fleet that kept its last claim from taking more.
+        self.refusal: Refusal | None = None
         #: By ``clock()``, when to look for rows again.
         self.next_look = 0.0
         #: So many calls may wait for the executors at least, so that these do not run dry.
@@ -66,9 +66,8 @@ class _Source:
 
     def makes_room(self) -> bool:
         """Say whether the next claim may take more once a row has ended."""
-        refusal = self.answer.refusal
-        if refusal is not None:
-            return refusal.option == "max_running"
+        if self.refusal is not None:
+            return self.refusal.option == "max_running"
         return bool(limits_over(self.model))
 
 
@@ -239,7 +238,7 @@ class Claimer(threading.Thread):
     def _look(self, source: _Source) -> None:
         """Claim once for a model; a full batch looks again as soon as there is room, else after the poll pause."""
         pause = self.options.poll.total_seconds() * random.uniform(0.75, 1.25)
-        source.answer.refusal = None
+        source.refusal = None
         self.service.calls.begin_look(source.model)
         full: bool | None = False
         try:
@@ -255,7 +254,7 @@ class Claimer(threading.Thread):
             pause = max(pause, LONGEST_WAIT)
         if full is None:
             pause = min(pause, NOT_YET)
-        refusal = source.answer.refusal
+        refusal = source.refusal
         if refusal is not None:
             full = False
             if refusal.wait is not None:
@@ -307,11 +306,11 @@ class Claimer(threading.Thread):
             began,
             notes_start=True,
             cursor=source.cursor,
-            answer=source.answer,
         )
         try:
             with throttles.working_on(source.model):
                 rows: list[Any] = claim(call)
+            source.refusal = call.refusal
         except BaseException:
             # After any error some may have been claimed.
             self.keeper.note_ambiguous(handler, call)
