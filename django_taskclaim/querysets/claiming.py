@@ -105,6 +105,8 @@ class ClaimCall:
     #: The limit that kept the claim from taking more.
     refusal: Refusal | None = None
     target: ClaimTarget = field(init=False)
+    #: When the leases end at the earliest, by ``clock()``.
+    deadline: float = field(init=False)
     #: Whether the claim statement's own columns make the instances.
     is_plain: bool = field(init=False)
     #: Whether the model has limits, from its handler or stored, …
@@ -127,9 +129,10 @@ class ClaimCall:
         if remembered:
             self.queryset = without_refused(self.queryset)
         self.target = target = ClaimTarget.of(self.queryset.model, self.queryset.db)
+        self.deadline = self.started + self.lease.total_seconds()
         # What is held already is read again once its lease has been extended.
         self.is_plain = not self.include_held and is_plain(self.queryset, target)
-        self.is_limited = self.has_stored_limits
+        self.is_limited = (target.alias, target.model) in known
         if policies:
             self.is_limited = self.is_limited or any(one.names_limits for one in policies)
             self.counts_by_key = any(one.counts_by_column for one in policies)
@@ -141,16 +144,6 @@ class ClaimCall:
             and target.dialect.returns_updated
             and can_autocommit(target)
         )
-
-    @property
-    def deadline(self) -> float:
-        """When the leases end at the earliest, by ``clock()``."""
-        return self.started + self.lease.total_seconds()
-
-    @property
-    def has_stored_limits(self) -> bool:
-        """Whether the Switch row of the model is known to store limits."""
-        return (self.target.alias, self.target.model) in known
 
     @property
     def fields(self) -> Sequence[AnyField]:
@@ -200,7 +193,7 @@ def claim(call: ClaimCall) -> list[models.Model]:
         # A worker learns of stored limits when it reads the switch.
         if not rows and not call.is_limited and call.cursor is None:
             stops_of(call.target.model, using=call.target.alias)
-            if call.has_stored_limits:
+            if (call.target.alias, call.target.model) in known:
                 call.is_limited, call.autocommits = True, False
                 rows = _claim(call)
     except Exception as error:
@@ -506,8 +499,9 @@ def _send(
     if statement is None:
         return []
     claim = call.target.dialect.claim
-    values = scan.prepared(call.target.table)
-    values |= {"limit": limit, "holder": call.holder, "lease": call.lease.total_seconds()}
+    values = {"limit": limit, "holder": call.holder, "lease": call.lease.total_seconds()}
+    if scan.values:
+        values |= scan.prepared(call.target.table)
     if call.autocommits:
         return autocommit(call.target, claim, statement, values)
     return claim(statement, values)
