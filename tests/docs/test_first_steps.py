@@ -145,7 +145,9 @@ def test_the_examples_account_adds_up_after_a_kill(
     assert "was killed with SIGKILL" in said
     assert "150 of 150 rows" in said
     assert "Everything adds up." in said
-    addresses = [line for line in said.splitlines() if "/admin/taskclaim/control/photos.photo/" in line]
+    addresses = [
+        line for line in said.splitlines() if "/admin/taskclaim/control/photos.photo/" in line
+    ]
     # Each fits into a terminal of 80 columns, so that it can be clicked there.
     assert [len(line) <= 80 for line in addresses] == [True, True]
     assert "Traceback" not in said
