@@ -112,8 +112,8 @@ def _hidden(seen: Overview) -> Reasons:
     """Rows that the worker's queryset leaves out are never claimed."""
     found, model = handler_for(seen.model), seen.model
     rows: Any = found.rows(seen.alias) if found else model._default_manager.using(seen.alias)
-    # Where open rows are too many to count, the hidden ones are too.
-    if not hasattr(rows, "due") or Status.OPEN in seen.estimated:
+    # Nothing hides a row but a condition. Where open rows are too many to count, the hidden ones are too.
+    if not (hasattr(rows, "due") and rows.query.where) or Status.OPEN in seen.estimated:
         return
     if (visible := rows.due().count()) >= seen.due:
         return

@@ -5,7 +5,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 
+from django_taskclaim.doctor.blockers import reasons
+from django_taskclaim.monitoring.overview import overview
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import pause, pause_all, set_overrides
 from tests.commands import live_worker
@@ -150,3 +153,18 @@ def test_a_missing_handler_and_rows_that_a_queryset_hides_are_named() -> None:
         text = doctor_text(HiddenRows)
     assert "The handler's queryset hides 1 due row of 3" in text
     assert "has no handler" not in text
+
+
+def test_rows_that_come_and_go_while_they_are_counted_are_not_called_hidden() -> None:
+    make(Photo, 3)
+    seen = overview(Photo, "default")
+    Photo.objects.claim_batch(2)
+
+    def then_one_more(execute: Callable[..., Any], sql: str, *facts: Any) -> Any:
+        answer = execute(sql, *facts)
+        if "COUNT(" in sql:
+            make(Photo, 1)
+        return answer
+
+    with connection.execute_wrapper(then_one_more):
+        assert not any("hides" in one.msg for one in reasons(seen))
