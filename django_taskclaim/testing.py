@@ -166,13 +166,14 @@ class _Inline(Running):
 
     def _call(self, item: WorkItem, called: list[HeldRow]) -> Answer:
         answer = Answer()
-        # A database error that the handler has swallowed comes again as the savepoint ends.
-        with suppress(Error), ExitStack() as savepoints:
+        with ExitStack() as savepoints:
             within = [one for one in connections.all(initialized_only=True) if one.in_atomic_block]
             for connection in within:
                 savepoint = transaction.atomic(connection.alias)
                 # What must be outermost may be inside it, as in TestCase's own block.
                 vars(savepoint)["_from_testcase"] = True
+                # A database error that the handler has swallowed comes again as the savepoint ends.
+                savepoints.enter_context(suppress(Error))
                 savepoints.enter_context(savepoint)
             self._depths = {one.alias: len(one.atomic_blocks) for one in within}
             answer = super()._call(item, called)

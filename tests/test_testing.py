@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import connection, connections, transaction
+from django.db import Error, connection, connections, transaction
 from django.test import TestCase
 
 from django_taskclaim import handler
@@ -112,6 +113,19 @@ def test_a_spoiled_transaction_spoils_neither_the_test_nor_other_rows(act: str) 
     with transaction.atomic():
         Job.objects.create()
     assert connection.in_atomic_block
+
+
+def test_an_error_swallowed_on_one_database_undoes_nothing_on_another(
+    register: Callable[..., Any],
+) -> None:
+    @register()
+    def do(photo: Photo) -> None:
+        Effect.objects.create(key="kept")
+        with suppress(Error), connections["other"].cursor() as cursor:
+            cursor.execute("SELECT 1 FROM nowhere")
+
+    make(Photo, 1)
+    assert (run_due(Photo), Effect.objects.count()) == (Ran(completed=1), 1)
 
 
 def test_each_row_runs_once_a_call_within_limit_and_pause(register: Callable[..., Any]) -> None:
