@@ -150,7 +150,7 @@ def call_atomically(
             at_commit = True
     except BaseException as error:
         for held in called:
-            held.ending = False
+            held.ending = at_commit
         return Answer(error=error, at_commit=at_commit)
     return Answer(committed=True)
 

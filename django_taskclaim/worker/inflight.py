@@ -17,6 +17,7 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.worker.batch import (
     DONE,
     NOT_STARTED,
+    Ambiguous,
     Batch,
     HeldRow,
     Notes,
@@ -161,7 +162,9 @@ class InFlight:
                         done.append(held)
                     else:
                         held.error = getattr(outcome, "error", None)
-                        item.results.append(Result([held], outcome, now))
+                        # The transaction that was to commit it may have it locked.
+                        locked = isinstance(outcome, Ambiguous)
+                        item.results.append(Result([held], outcome, now, locked))
                 if done:
                     item.results.append(Result(done, DONE, now))
 

@@ -239,6 +239,8 @@ class Running:
         if all(held.claim.ended for held in called):
             broken(f"{named(called[0].row)}: a hook raised after its COMMIT", error)
             return [held.claim.how_ended() or Ended(completed=held.ending) for held in called]
+        for held in called:
+            held.claim.unanswered = True
         otherwise: PutBack | None = None
         if self._was_an_outage(called[0].handler, error, since):
             otherwise = AWAY

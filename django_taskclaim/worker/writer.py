@@ -6,13 +6,14 @@ that is frozen in the middle of a completion, on MySQL too, and nobody waits for
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from django.db import connections
+from django.db import Error, connections
 from django.db.models import Model
 
-from django_taskclaim.claim import COMPLETED, Ended, clock
+from django_taskclaim.claim import Ended, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import (
     TROUBLE,
@@ -176,12 +177,15 @@ class Writer:
         with dialect.own_transaction():
             free, busy = lock_free(_rows_of(rows))
             unlocked, locked = _those_of(rows, free), _those_of(rows, busy)
+            gone = [held for held in rows if held not in unlocked and held not in locked]
+            if unsure := [held for held in gone if held.claim.unanswered]:
+                # The transaction that had them locked may be the one whose COMMIT was not answered.
+                judge_ambiguous_commit(_rows_of(unsure))
             if unlocked:
                 with dialect.limit_lock_wait(WAIT_AGAIN):
                     self._apply(result, unlocked)
-        decided = [held for held in rows if held not in locked]
-        self._log_lost(result, [held for held in decided if held not in unlocked])
-        return decided, locked
+        self._log_lost(result, gone)
+        return [*unlocked, *gone], locked
 
     def _go_around(self, result: Result, error: Exception) -> None:
         """Have a result that met a lock written around it, and then row by row, for one may refer to a locked row."""
@@ -197,17 +201,19 @@ class Writer:
                 held.ending, one.alone, one.came = False, True, clock()
         else:
             for held in result.rows:
-                held.ending = False
+                held.ending = held.claim.unanswered
             result.locked, result.came = True, clock()
 
     def _postpone(self, result: Result) -> None:
         """Let a result wait, and its rows be renewed meanwhile."""
         for held in result.rows:
-            held.ending = False
+            held.ending = held.claim.unanswered
         seconds = LOCKED
-        if result.thread is not None and end_session_of(result.thread, self.using):
-            logger.error("%s: its database session was ended", named(result.rows[0].row))
-            result.thread, seconds = None, FREED
+        # What breaks here says nothing of the rows that were written just before. The next statement meets it, too.
+        with suppress(Error):
+            if result.thread is not None and end_session_of(result.thread, self.using):
+                logger.error("%s: its database session was ended", named(result.rows[0].row))
+                result.thread, seconds = None, FREED
         result.locked, result.came = True, clock() + seconds
 
     def _refused(self, result: Result, error: Exception) -> None:
@@ -239,6 +245,9 @@ class Writer:
         """Write by the verb of the outcome, and note what is written; ClaimLost names the others."""
         # Read once, for a process that ends gives up what is not written yet.
         outcome = result.outcome
+        if isinstance(outcome, Ambiguous):
+            # Nobody else has the row locked, and its claim stands: nothing was committed.
+            outcome = outcome.otherwise
         began = clock()
         try:
             self._call_verb(rows, outcome)
@@ -262,8 +271,6 @@ class Writer:
                 release(_rows_of(rows), outcome.delay, quarantined=outcome.quarantined)
             case Failed():
                 fail(_rows_of(rows), outcome.error, retry=True)
-            case Ambiguous():
-                self._decide(first, outcome)
 
     def _note(self, rows: Sequence[HeldRow], outcome: Outcome, seconds: float) -> None:
         """Count and log what has been written, here or before: by the handler, or with its transaction."""
@@ -307,17 +314,6 @@ class Writer:
         self.counters.count_error(type(row), f"{name}: {text}" if name else text, final=final)
         self.counters.count_times(type(row), "ran", [held.ran])
         failed(row, seconds, name, text, ran=held.ran, final=final, raised=raised)
-
-    def _decide(self, held: HeldRow, outcome: Ambiguous) -> None:
-        """Find out, by the token, whether a transaction was committed whose COMMIT was not answered."""
-        found = judge_ambiguous_commit([held.row])
-        if found.still_held:
-            self._call_verb([held], outcome.otherwise)
-            self._note([held], outcome.otherwise, 0.0)
-        elif found.committed:
-            self._note([held], COMPLETED, 0.0)
-        else:
-            _log_undecided(held, outcome.error)
 
 
 class _Search:

@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from django_taskclaim.handlers import handler, unregister
+from django_taskclaim.handlers import Handler, handler, unregister
+from django_taskclaim.worker.counters import Counters
+from django_taskclaim.worker.inflight import InFlight
+from django_taskclaim.worker.options import BatchSize
+from django_taskclaim.worker.writer import Writer
 from tests import jsonlog
 from tests.freezing import stat, worker_children
 from tests.testapp.models import Job
@@ -148,6 +152,14 @@ def work(transactional_db: None, settings: Any) -> Iterator[Callable[..., int]]:
     yield run
     for model in registered:
         unregister(model)
+
+
+def writer_of(model: Any) -> tuple[Writer, InFlight, Handler]:
+    """Return a writer without a worker, where it takes results from, and a handler of *model*."""
+    handler, inflight = Handler(model, print), InFlight()
+    sizes = {model: BatchSize(handler, threads=1)}
+    writer = Writer("default", inflight, Counters(), sizes, lambda moment: False)
+    return writer, inflight, handler
 
 
 def jobs(n: int, act: str = "work", **values: Any) -> list[int]:

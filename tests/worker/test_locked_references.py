@@ -2,19 +2,23 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from queue import Queue
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import Error, connection, transaction
 
+from django_taskclaim.connecting import guard_connections
+from django_taskclaim.worker.batch import PutBack, hold
 from tests.companions.app.models import Task, TaskAudit
 from tests.factories import make
 from tests.querysets.models import Parcel, Stamp
 from tests.querysets.support import ROW_LOCKS, Rival, elsewhere, execute, table_of
+from tests.sessions import end_session
 from tests.testapp.models import Author, OrderedByForeignKey, Photo
-from tests.worker.conftest import wait_until
+from tests.worker.conftest import wait_until, writer_of
 
 pytestmark = [
     pytest.mark.promise(8, 10),
@@ -123,3 +127,37 @@ def test_a_unique_value_that_another_transaction_takes_fails_its_row_alone(
     assert set(photos.exclude(pk=failed.pk).values_list("status", "attempts", "iteration")) == {
         ("complete", 0, 0)
     }
+
+
+def test_a_server_that_is_away_as_a_session_is_ended_costs_no_row(transactional_db: None) -> None:
+    """Two rows of a handler that overran go back. It has one of them locked, the other goes back first."""
+    first, _ = make(Photo, 2)
+    writer, inflight, handler = writer_of(Photo)
+    threads: Queue[int] = Queue()
+    leave = threading.Event()
+
+    def hold_first() -> None:
+        guard_connections(timedelta(minutes=5), ours_alone=False)
+        with suppress(Error), transaction.atomic():
+            Photo.objects.select_for_update().get(pk=first.pk)
+            threads.put(threading.get_ident())
+            leave.wait(120)
+            raise Error
+
+    overrun = elsewhere(hold_first)
+    rows = Photo.objects.claim_batch(2)
+    inflight.give_back(hold(handler, rows).waiting, PutBack("cut short"), threads.get(timeout=120))
+    driver: Any = connection.connection
+    ours = [driver.info.backend_pid if connection.vendor == "postgresql" else driver.thread_id()]
+
+    def cut_off(execute: Callable[..., Any], statement: str, *words: Any) -> Any:
+        if ours and ("KILL" in statement or "pg_terminate" in statement):
+            assert elsewhere(end_session, ours.pop()).result(120)
+        return execute(statement, *words)
+
+    with connection.execute_wrapper(cut_off):
+        wait_until(lambda: writer.write() is not None and inflight.is_empty())
+    leave.set()
+    overrun.result(120)
+    assert not ours
+    assert set(Photo.objects.values_list("status", "iteration")) == {("open", 1)}

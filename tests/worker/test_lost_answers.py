@@ -1,16 +1,22 @@
 """Answers to a worker's COMMITs that never arrive: rows have their effect once, and keep nobody else waiting."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from django.db import connection, connections
 
+from django_taskclaim.worker.batch import DONE, Ambiguous, Failed, Outcome, hold
+from django_taskclaim.worker.keeper import LeaseKeeper
+from django_taskclaim.worker.options import WorkerOptions
 from tests.factories import make
 from tests.proxy import FATES, HAS_A_SERVER, CommitProxy, Fate, url_through, withheld
+from tests.querysets.support import Rival
 from tests.testapp.models import Effect, Photo
-from tests.worker.conftest import Start, jobs, states
+from tests.worker.conftest import Start, jobs, states, wait_until, writer_of
 
 pytestmark = pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server behind a network")
 
@@ -86,3 +92,30 @@ def test_a_claim_that_never_commits_keeps_others_from_its_row_for_a_while_only(
         assert states() == {"open": 1}
         assert start_worker(*options, "--drain", **limits).wait() == 0
     assert states() == {"complete": 1}
+
+
+@pytest.mark.promise(5)
+@pytest.mark.parametrize(
+    "outcome", [DONE, Ambiguous(ValueError(), Failed("it failed"))], ids=["plain", "atomic"]
+)
+def test_a_row_whose_transaction_is_committed_late_is_done_and_not_lost(
+    transactional_db: None, caplog: pytest.LogCaptureFixture, outcome: Outcome
+) -> None:
+    """Its COMMIT was not answered, and was still under way when the worker first asked the row."""
+    make(Photo, 1)
+    writer, inflight, handler = writer_of(Photo)
+    inflight.add(hold(handler, Photo.objects.claim_batch(1)))
+    item: Any = inflight.take(0, threading.Event(), is_async=False)
+    item.rows[0].claim.unanswered = True
+    inflight.judge(item, [(item.rows[0], outcome)])
+    inflight.settle(item)
+    rival = Rival()
+    rival.begin()
+    rival.execute("UPDATE testapp_photo SET status = 'complete'")
+    writer.write()
+    rival.connection.commit()
+    rival.close()
+    options = WorkerOptions((Photo._meta.label,), "w", "default")
+    LeaseKeeper(options, [handler], inflight, MagicMock(), MagicMock()).renew_when_due()
+    wait_until(lambda: writer.write() is not None and inflight.is_empty())
+    assert (writer.counters.done, "Lost" in caplog.text) == (1, False)
