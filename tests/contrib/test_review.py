@@ -71,8 +71,12 @@ def test_the_list_says_why_nothing_new_is_given_out(ada: Editor) -> None:
     assert "at the moment: paused." in words(ada.look("/articles/?asked"))
 
 
-def test_the_list_needs_a_login_a_csrf_token_and_a_known_act(ada: Editor) -> None:
+@pytest.mark.parametrize("needed", [None, ()])
+def test_the_list_needs_a_login_a_csrf_token_and_a_known_act(
+    ada: Editor, monkeypatch: pytest.MonkeyPatch, needed: Any
+) -> None:
     stranger = Client()
+    monkeypatch.setattr(MyArticles, "permission_required", needed)
     for answer in (stranger.get("/articles/"), stranger.post("/articles/", {"act": "more"})):
         assert answer.status_code in (302, 403)
     assert ada.client.post("/articles/", {"act": "more"}).status_code == 403

@@ -87,6 +87,10 @@ class HolderMixin(PermissionRequiredMixin, View):
         change = f"{meta.app_label}.{get_permission_codename('change', meta)}"
         return [change] if named is None else super().get_permission_required()
 
+    def has_permission(self) -> bool:
+        # A stranger has every permission of none, and holds nothing.
+        return self.request.user.is_authenticated and super().has_permission()
+
     def holder(self) -> str:
         """Return the name under which the user holds rows; of your own, if you like, but never from the request."""
         return holder_of(self.request.user)
