@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from functools import cache
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from django.conf import settings
@@ -208,7 +209,7 @@ def setting(name: str) -> Any:
     if not isinstance(given, Mapping):
         raise ImproperlyConfigured(_no_dictionary(given))
     try:
-        return _checked(name, given.get(name, DEFAULTS[name]))
+        return _checked(name, given[name]) if name in given else _default(name, DEFAULTS[name])
     except ValueError as error:
         raise ImproperlyConfigured(str(error)) from None
 
@@ -219,6 +220,9 @@ def _no_dictionary(given: object) -> str:
 
 def _checked(name: str, value: object) -> Any:
     return _SETTINGS[name][1].check(value, f"{SETTING}[{name!r}]")
+
+
+_default = cache(_checked)
 
 
 def is_given(name: str) -> bool:
