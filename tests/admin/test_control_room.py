@@ -279,7 +279,8 @@ def test_an_export_is_named_marked_where_it_is_cut_and_recorded(boss: Client) ->
     answer: Any = boss.post(photos("export"), {"group": group})
     assert f'filename="photo-failures-{group}.csv"' in answer["Content-Disposition"]
     assert "xx…" in b"".join(answer.streaming_content).decode()
-    assert recorded()[-1] == ("testapp.photo", "export", 0, "boss", group, "")
+    assert boss.post(photos("export"), {"group": 'x"\r\nX: y'}).status_code == 404
+    assert recorded() == [("testapp.photo", "export", 0, "boss", group, "")]
 
 
 def test_an_export_is_sent_while_it_is_read_under_asgi_too(boss: Client) -> None:

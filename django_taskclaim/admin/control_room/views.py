@@ -472,6 +472,9 @@ class ModelPage(OverviewPage):
         if request.method != "POST":
             return self.back(request)
         group = request.POST.get("group", "")
+        # It names the file, and stands in the record.
+        if group and not (group.isascii() and group.isalnum()):
+            raise Http404
         record_action(self.model, "export", reason=group, using=self.alias, by=request.user)
         lines = exported(self.rows(request), group)
         # Django reads what is not asynchronous whole before an ASGI server sends it.
