@@ -34,7 +34,7 @@ from django_taskclaim.control.actions import LOSE, NAMED, PAUSE, RESUME, ROW_ACT
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
-from django_taskclaim.models import Switch
+from django_taskclaim.models import Control, Switch
 from django_taskclaim.monitoring.counts import MOST
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
@@ -137,16 +137,20 @@ class ClaimActions(OperatePermission):
 
     def claim_list_buttons(self, request: HttpRequest, pauses: Iterable[Switch]) -> Buttons:
         """Yield what the menu of the list offers: for all rows of the model, for its switch, and its control room."""
-        if self.has_operate_permission(request):
+        # A site may have none.
+        has_room = self.admin_site.is_registered(Control)
+        may_operate = self.has_operate_permission(request)
+        if may_operate:
             query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()})
             for action in ROW_ACTIONS:
                 if action.all_label:
                     where = self.claim_address("claim", action.slug)
                     yield {"title": str(action.all_label), "path": where + query}
+        if may_operate and has_room:
             own = any(pause.scope == scope_of(self.model) for pause in pauses)
             turn = RESUME if own else PAUSE
             yield {"title": str(turn.label), "path": self.claim_control_address(turn.name)}
-        if may_view(request, self.model, model_admin=self):
+        if has_room and may_view(request, self.model, model_admin=self):
             yield {"title": _("Control room"), "path": self.claim_control_address()}
 
     # The pages behind them

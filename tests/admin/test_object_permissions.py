@@ -11,7 +11,7 @@ from django.urls import path
 from django_taskclaim.admin import ClaimAdminMixin
 from django_taskclaim.admin.control_room import snapshot
 from django_taskclaim.control.actions import ROW_ACTIONS, Action
-from django_taskclaim.models import WorkerProcess
+from django_taskclaim.models import Control, WorkerProcess
 from tests.admin.room import (
     OPERATE,
     VIEW,
@@ -58,7 +58,11 @@ class OursAdmin(ClaimAdminMixin, ModelAdmin):  # type: ignore[type-arg]
 
 
 own_site.register(Photo, OursAdmin)
-urlpatterns = [*project, path("own/", own_site.urls)]
+#: A site whose owner wants no control room.
+bare_site = AdminSite("bare")
+bare_site.register(Photo, OursAdmin)
+bare_site.unregister(Control)
+urlpatterns = [*project, path("own/", own_site.urls), path("bare/", bare_site.urls)]
 
 
 def deny(monkeypatch: pytest.MonkeyPatch, model: Any, method: str, *rows: Any) -> None:
@@ -221,6 +225,9 @@ def test_another_site_has_a_control_room_with_its_own_addresses_and_rules(ada: C
     page = ada.get("/own/taskclaim/control/").content.decode()
     assert f'href="{own()}"' in page
     assert "/admin/taskclaim" not in page
+    menu = text_of(ada.get(address(Photo, site="bare")))
+    assert "Queue Reset failed rows " in menu
+    assert "Control room" not in menu
     grace = somebody(name="grace", is_superuser=True)
     assert "Pause claiming" not in text_of(grace.get(own()))
     assert grace.post(own("pause"), {"reason": ""}).status_code == 403
