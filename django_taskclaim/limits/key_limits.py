@@ -134,9 +134,9 @@ class KeyChooser:
         self._running = [
             Counter(_running(target).values_list(one.name, flat=True)) for one in self.limits
         ]
-        #: The keys whose heads were looked up, for each limit, and all heads found.
+        #: For each limit the keys whose heads were looked up, and the heads found.
         self._looked_up: list[set[Any]] = [set() for _ in self.limits]
-        self._heads: set[Key] = set()
+        self._heads: list[set[Key]] = [set() for _ in self.limits]
         self._fields = [*target.columns.key, *(one.field for one in self.limits)]
         self._size, self._reads = max(READ_AHEAD, 4 * limit), 0
         self._heads_wanted = max(HEADS_AT_ONCE, limit)
@@ -147,15 +147,15 @@ class KeyChooser:
     def choose(self, wanted: int) -> list[Key]:
         """Return the keys of up to *wanted* rows to claim next; none where there are no more, or enough was read."""
         chosen: list[Key] = []
-        while wanted and not chosen and self._reads <= MOST_READS:
+        while wanted and not chosen:
             for row in self._rows:
                 key, values = self.target.table.key_of(row), row[-len(self.limits) :]
                 if len(chosen) < wanted and key not in self._tried and self._admits(key, values):
                     self._tried[key] = values
                     self._add(values, 1)
                     chosen.append(key)
-            if not chosen:
-                self._read()
+            if not chosen and not self._read():
+                break
         return chosen
 
     def forget(self, keys: Iterable[Key]) -> None:
@@ -166,41 +166,50 @@ class KeyChooser:
     def _admits(self, key: Key, values: Sequence[object]) -> bool:
         """Say whether the row may be claimed now."""
         return all(
-            value is None
-            or (running[value] < limit.most and (not limit.order or key in self._heads))
-            for limit, running, value in zip(self.limits, self._running, values, strict=True)
+            value is None or (running[value] < limit.most and (not limit.order or key in heads))
+            for limit, running, heads, value in zip(
+                self.limits, self._running, self._heads, values, strict=True
+            )
         )
 
     def _add(self, values: Sequence[object], number: int) -> None:
         for running, value in zip(self._running, values, strict=True):
             running[value] += number
 
-    def _read(self) -> None:
-        """Read the first candidates, and the heads of their keys; the last time was enough if there are no more."""
+    def _read(self) -> bool:
+        """Read the first candidates, and the heads of their keys; False where there are no more, or enough was read."""
+        if self._reads == MOST_READS:
+            return False
         rows = self.candidates
         if self._reads:
             rows = rows.exclude(pk__in=[*self._tried])
+            is_last = self._reads + 1 == MOST_READS
             for limit, seen in zip(self.limits, self._looked_up, strict=True):
-                # What this claim has taken is processing by now.
-                rows = rows.exclude(limit.full(self.target)).exclude(**{f"{limit.name}__in": seen})
+                # What this claim has taken is processing by now. At last only keys count that nothing keeps back.
+                full = (limit.keeps_back if is_last else limit.full)(self.target)
+                rows = rows.exclude(full).exclude(**{f"{limit.name}__in": seen})
         self._rows = self._first(rows)
-        self._reads = self._reads + 1 if self._rows else MOST_READS + 1
+        self._reads = self._reads + 1 if self._rows else MOST_READS
         for n, limit in enumerate(self.limits):
             if limit.order:
                 self._look_up(n, limit)
+        return bool(self._rows)
 
     def _look_up(self, n: int, limit: KeyLimit) -> None:
         """Find the heads of the first keys among the rows that were read."""
         place, running = n - len(self.limits), self._running[n]
         seen = dict.fromkeys(row[place] for row in self._rows)
-        values = [one for one in seen if one is not None and not running[one]][: self._heads_wanted]
+        values = [one for one in seen if one is not None and not running[one]]
+        if self._reads == 1:
+            # Nearly always these are enough.
+            values = values[: self._heads_wanted]
         self._looked_up[n].update(values)
         found = {
             head
             for start in range(0, len(values), HEADS_AT_ONCE)
             for head in limit.heads(self.target, values[start : start + HEADS_AT_ONCE])
         }
-        self._heads |= found
+        self._heads[n] |= found
         # A row that waited for its retry may stand far behind others of its key.
         if elsewhere := found.difference(map(self.target.table.key_of, self._rows)):
             self._rows += self._first(self.candidates.filter(pk__in=elsewhere))

@@ -11,7 +11,7 @@ from django_taskclaim.exceptions import RetryLater
 from django_taskclaim.handlers import handler
 from tests.factories import make
 from tests.querysets.support import ROW_LOCKS, Rule, at_once
-from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, Photo
+from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, Photo, PhotoProxy
 
 pytestmark = pytest.mark.django_db
 
@@ -145,3 +145,20 @@ def test_heads_behind_a_crowd_are_reached(rule: Rule) -> None:
 def test_a_wrong_series_is_refused(given: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         handler(Photo, **given)(lambda row: None)
+
+
+def test_a_row_that_two_series_limit_has_its_turn_in_both(rule: Rule) -> None:
+    """A proxy and the model it stands for each name one. The head of one key is not the head of another."""
+    rule(Photo, serial_by="country")
+    rule(PhotoProxy, serial_by="url")
+    rows = photos("AB", url="same")
+    Photo.objects.filter(pk=rows[0].pk).pause_rows()
+    assert PhotoProxy.objects.claim_batch(9) == []
+
+
+def test_a_thousand_keys_that_are_blocked_keep_no_other_key_back(rule: Rule) -> None:
+    rule(Photo, serial_by="url")
+    for status in ("failed", "open"):
+        make(Photo, 1000, url=lambda i: str(i), status=status)
+    (free,) = make(Photo, 1)
+    assert Photo.objects.claim_batch(9) == [free]
