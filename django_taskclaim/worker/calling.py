@@ -202,12 +202,12 @@ def of_answer(rows: Sequence[models.Model], answer: object) -> list[BaseExceptio
     ]
 
 
-def _names(row: models.Model) -> tuple[object, object]:
-    """Return what an answer may call the row by: its claim, and its key or its source's if it is a companion."""
+def _names(row: models.Model) -> tuple[object, ...]:
+    """Return what an answer may call the row by: its claim, its key, and its source's if it is a companion."""
     if not is_companion(type(row)):
         return claim_of(row) or row, _key(row)
     key = source_link(type(row)).key_of(row)
-    return claim_of(row) or row, key if len(key) > 1 else key[0]
+    return claim_of(row) or row, _key(row), key if len(key) > 1 else key[0]
 
 
 def _name(given: object) -> object:
@@ -219,10 +219,12 @@ def _name(given: object) -> object:
 
 def _key(row: models.Model) -> object:
     """Return the key that the row was claimed under; a handler may have deleted it since."""
+    if not has_claim_columns(type(row)):
+        return row.pk
     claim = claim_of(row)
-    if claim is not None:
-        return claim.pk
-    return claim_columns(type(row)).key_of(row) if has_claim_columns(type(row)) else row.pk
+    key = claim_columns(type(row)).key_of(row) if claim is None else claim.pk
+    # It may also be the key of another's source.
+    return (LINK, key) if is_companion(type(row)) else key
 
 
 def _pairs(answer: object) -> Iterable[tuple[object, object]]:

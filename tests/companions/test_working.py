@@ -74,6 +74,17 @@ def test_a_batch_handler_answers_by_the_keys_of_its_sources(handled: Handled) ->
     assert states == {keys[0]: "complete", keys[1]: "failed"}
 
 
+def test_a_batch_handler_answers_by_companions_that_it_has_read(handled: Handled) -> None:
+    """A key of a companion is not taken for a source's."""
+    one, two = Task.objects.create(), Task.objects.create()
+    for source, key in ((one, two.pk), (two, one.pk)):
+        TaskAudit.objects.create(pk=key, source=source, only=str(key))
+    handled(lambda tasks: [TaskAudit.objects.get(source=one)], batch=True, max_attempts=1)
+    run_due(TaskAudit)
+    states = dict(TaskAudit.objects.values_list("source", "status"))
+    assert states == {one.pk: "complete", two.pk: "failed"}
+
+
 # Results
 
 
