@@ -62,8 +62,11 @@ class Executor(threading.Thread):
         model, good, bad = item.handler.model, 0, 0
         for result in item.results:
             match result.outcome:
-                case Done() | Ended(completed=True):
+                case Done():
                     good += len(result.rows)
+                case Ended(completed=True):
+                    # It is one row's, to which the writer may have added others by now.
+                    good += 1
                 case Failed(error):
                     bad += not isinstance(error, Permanent)
                 case Ended(failure=(_, _), permanent=False):

@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import chain, repeat
+from threading import Event
+from typing import Any
 from unittest.mock import DEFAULT, MagicMock, Mock
 
 import pytest
 from django.db import connection, transaction
 
+from django_taskclaim.claim import Ended
 from django_taskclaim.handlers import Handler
 from django_taskclaim.signals import rows_claimed
 from django_taskclaim.worker.batch import DONE, Failed, hold
@@ -17,7 +20,7 @@ from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from tests.factories import make
 from tests.testapp.models import Job, Ledger, Photo, TextKey
-from tests.worker.conftest import Start, jobs, states, wait_until
+from tests.worker.conftest import Start, jobs, states, wait_until, writer_of
 
 
 @pytest.mark.once
@@ -193,6 +196,23 @@ def test_a_half_that_is_done_stays_done_when_the_other_half_overruns(
     outcomes = [result.outcome for result in inflight.unwritten()]
     assert outcomes == [DONE, Failed("it ran too long")]
     assert f"Photo {second.pk} came back after its time was over" in caplog.text
+
+
+@pytest.mark.once
+def test_the_breaker_counts_a_row_once_however_soon_it_is_written(transactional_db: None) -> None:
+    """The writer merges the results of two threads before these have told of them."""
+    make(Photo, 2)
+    (writer, inflight, handler), service = writer_of(Photo), MagicMock()
+    executor = HandlerThread(WorkerOptions((), "w", "default"), inflight, service, "handler")
+    inflight.add(hold(handler, Photo.objects.claim_batch(2)))
+    items: list[Any] = [inflight.take(0, Event(), is_async=False) for _ in range(2)]
+    for item in items:
+        inflight.judge(item, [(item.rows[0], Ended(completed=True))])
+        inflight.settle(item)
+    writer.write()
+    for item in items:
+        executor._inform_breaker(item)
+    assert [call.kwargs["good"] for call in service.throttles.heard.mock_calls] == [1, 1]
 
 
 @pytest.mark.once
