@@ -4,7 +4,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -12,15 +12,12 @@ from typing import Any, cast
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import Error, connections, models, router, transaction
 
-from django_taskclaim.claim import Ended, claim_of, clock, new_holder
-from django_taskclaim.columns import claim_columns
-from django_taskclaim.completion import Clear
+from django_taskclaim.claim import carried_claims, clock, new_holder
 from django_taskclaim.connecting import left_open
 from django_taskclaim.db.sql import Key
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.claiming import ClaimCall, claim
-from django_taskclaim.states import Status
-from django_taskclaim.worker.batch import Done, Failed, HeldRow, Outcome, WorkItem, hold
+from django_taskclaim.worker.batch import HeldRow, WorkItem, hold
 from django_taskclaim.worker.calling import Answer, prepare
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
@@ -71,35 +68,47 @@ def run_due(
     (handler,) = options.handlers()
     if handler.is_async:
         handler = replace(handler, function=async_to_sync(handler.function))
-    inflight, ran = InFlight(), Ran()
+    inflight, counters = InFlight(), Counters()
     running = _Inline(alias, inflight, cast(LeaseKeeper, _NoKeeper), None)
     sizes = {handler.model: BatchSize(handler, threads=1)}
-    writer = _Writer(alias, inflight, Counters(), sizes, _NoKeeper.was_away_since)
-    #: Keys of rows that have come back.
+    writer = Writer(alias, inflight, counters, sizes, _NoKeeper.was_away_since)
+    run: list[HeldRow] = []
+    #: Each row once, even if it comes back due at once.
     had: list[Key] = []
-    while size := min(handler.batch_size, math.inf if limit is None else limit - ran.total):
+    while size := min(handler.batch_size, math.inf if limit is None else limit - len(run)):
         rows, holder = handler.rows(alias).exclude(pk__in=had), new_holder("run_due")
         call = ClaimCall(rows, int(size), holder, handler.lease, clock(), notes_start=True)
         claimed: list[Any] = claim(call)
+        had += [one.pk for one in carried_claims(claimed)]
         if not (claimed := prepare(handler, claimed)):
             break
         inflight.add(hold(handler, claimed))
-        rows_of_claim: list[HeldRow] = []
         while (item := inflight.take(0, _NEVER, is_async=False)) is not None:
             running.run(item)
             inflight.settle(item)
-            rows_of_claim += item.rows
+            run += item.rows
         # As a worker does: the rows of one claim together.
         while (moment := inflight.write_at()) < math.inf:
             time.sleep(max(0.0, moment - clock()))
             writer.write()
-        for held in rows_of_claim:
-            outcome = writer.outcomes.get(held)
-            counter = _counter_of(held.row, outcome)
-            setattr(ran, counter, getattr(ran, counter) + 1)
-            ran.errors += _errors_of(held, outcome)
-            if isinstance(handler.completion, Clear) or counter not in ("completed", "failed"):
-                had.append(held.claim.pk)
+    return _ran(run, counters)
+
+
+def _ran(run: list[HeldRow], counters: Counters) -> Ran:
+    """Return what became of the rows that were *run*, as the writer has counted it."""
+    numbers: Counter[str] = Counter()
+    for counts in counters.take().values():
+        numbers += counts.numbers
+    ran = Ran(completed=numbers["done"], failed=numbers["failed"], lost=numbers["lost"])
+    ran.retrying = numbers["errors"] - ran.failed
+    ran.released = len(run) - ran.total
+    for held in run:
+        ended = held.claim.how_ended()
+        if held.error is not None:
+            ran.errors.append(held.error)
+        elif ended is not None and ended.failure is not None:
+            # The handler has failed the row itself.
+            ran.errors.append(": ".join(filter(None, ended.failure)))
     return ran
 
 
@@ -111,38 +120,6 @@ async def arun_due(
 
 
 _NEVER = threading.Event()
-
-
-class _Writer(Writer):
-    """A writer that keeps what it has written of each row."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.outcomes: dict[HeldRow, Outcome] = {}
-
-    def _note(self, rows: Sequence[HeldRow], outcome: Outcome, seconds: float) -> None:
-        super()._note(rows, outcome, seconds)
-        self.outcomes |= dict.fromkeys(rows, outcome)
-
-
-def _counter_of(row: models.Model, outcome: Outcome | None) -> str:
-    """Return the field of ``Ran`` in which a row is counted of which this has been written."""
-    claim = claim_of(row)
-    if claim is not None and claim.lost:
-        return "lost"
-    status = row.__dict__.get(claim_columns(type(row)).status.attname)
-    if isinstance(outcome, Failed) or (isinstance(outcome, Ended) and outcome.failure):
-        return "failed" if status == Status.FAILED else "retrying"
-    if isinstance(outcome, Ended) and not outcome.completed and row.pk is not None:
-        return "released"
-    return "completed" if isinstance(outcome, (Done, Ended)) else "released"
-
-
-def _errors_of(held: HeldRow, outcome: Outcome | None) -> list[BaseException | str]:
-    """Return what the handler raised, or in words what it has failed the row with itself."""
-    if isinstance(outcome, Ended):
-        return [": ".join(filter(None, outcome.failure))] if outcome.failure else []
-    return [] if held.error is None else [held.error]
 
 
 class _NoKeeper:

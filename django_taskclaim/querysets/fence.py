@@ -15,6 +15,7 @@ from django.db import connections, models, router, transaction
 
 from django_taskclaim import conf
 from django_taskclaim.claim import (
+    COMPLETED,
     LOADED,
     UNCHANGED,
     Claim,
@@ -202,7 +203,7 @@ class FencedModel(models.Model):
             claim.ambiguous = claim.ambiguous or claim.unanswered
             raise_lost([self], [])
         if gone:
-            claim.end()
+            claim.end(COMPLETED)
         return deleted
 
 
