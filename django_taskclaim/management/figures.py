@@ -20,7 +20,7 @@ from django_taskclaim.monitoring.overview import Overview
 #: A number of rows or workers, a duration, or None where there is none of it.
 Figure = int | timedelta | None
 
-_COUNTS: Mapping[str, Callable[[Overview], int]] = {
+_FIGURES: Mapping[str, Callable[[Overview], Figure]] = {
     "open": attrgetter("progress.open"),
     "due": attrgetter("due"),
     "waiting": attrgetter("waiting"),
@@ -33,25 +33,21 @@ _COUNTS: Mapping[str, Callable[[Overview], int]] = {
     "expired": attrgetter("expired"),
     "throttles": lambda seen: len(seen.throttles),
     "workers": lambda seen: len(seen.living),
+    "oldest_due": lambda seen: _age(seen, seen.due_since),
+    "oldest_expired": lambda seen: _age(seen, seen.expired_since),
+    "paused_for": lambda seen: _age(seen, seen.pause.paused_at if seen.pause else None),
 }
+FIGURES = tuple(_FIGURES)
+_AGES = ("oldest_due", "oldest_expired", "paused_for")
 
-#: Each age, and since when it counts.
-_AGES: Mapping[str, Callable[[Overview], datetime | None]] = {
-    "oldest_due": attrgetter("due_since"),
-    "oldest_expired": attrgetter("expired_since"),
-    "paused_for": lambda seen: seen.pause.paused_at if seen.pause else None,
-}
 
-FIGURES = (*_COUNTS, *_AGES)
+def _age(seen: Overview, since: datetime | None) -> timedelta | None:
+    return None if since is None else max(seen.now - as_utc(since), timedelta(0))
 
 
 def figures_of(seen: Overview) -> dict[str, Figure]:
     """Return all figures of one model."""
-    figures: dict[str, Figure] = {name: count(seen) for name, count in _COUNTS.items()}
-    for name, since in _AGES.items():
-        moment = since(seen)
-        figures[name] = None if moment is None else max(seen.now - as_utc(moment), timedelta(0))
-    return figures
+    return {name: read(seen) for name, read in _FIGURES.items()}
 
 
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {

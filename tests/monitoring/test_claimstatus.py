@@ -4,7 +4,6 @@ import io
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,9 +13,7 @@ from django.core.management import CommandError, call_command
 from django_taskclaim import policy
 from django_taskclaim.completion import as_completion
 from django_taskclaim.db import DatabaseLater
-from django_taskclaim.management.commands.claimstatus import Speed
-from django_taskclaim.models import Switch, Throttle, WorkerProcess
-from django_taskclaim.monitoring.overview import overview
+from django_taskclaim.models import Switch, Throttle
 from django_taskclaim.switch import pause, pause_all
 from tests.commands import failed, in_each_state, lapsed, live_worker, no_savepoint, run, table_away
 from tests.factories import make
@@ -61,7 +58,7 @@ def everything() -> None:
             reason="slow",
             until=DatabaseLater(timedelta(hours=1)),
         )
-    live_worker(PHOTO, "testapp.Job", rows_held=2, rows_done=7, last_error="ValueError: no")
+    live_worker(PHOTO, "testapp.Job", rows_held=2, rows_done=7)
     live_worker("testapp.Job")
     live_worker(PHOTO, seen=300)
 
@@ -90,14 +87,8 @@ def test_json_has_every_figure() -> None:
     assert 3600 <= ages["oldest_expired"] < 7200
     assert 10_800 <= ages["paused_for"] < 14_400
     assert (photo["model"], photo["database"]) == (PHOTO, "default")
-    assert (photo["pause"]["by"], photo["pause"]["reason"]) == ("ann", "deploy")
-    assert photo["pause"]["until"].endswith("+00:00")
-    assert {one["process"] for one in photo["throttles"]} == {"v", "w"}
-    assert sum(one["rows"] for one in photo["holders"]) == 2
-    worker = next(one for one in seen["workers"] if one["rows_done"] == 7)
-    assert (worker["labels"], worker["rows_held"]) == ([PHOTO, "testapp.Job"], 2)
-    assert (worker["alive"], worker["last_error"]) == (True, "ValueError: no")
-    assert (seen["version"], seen["failing"], seen["unreadable"]) == (1, [], [])
+    assert photo["at"].endswith("+00:00")
+    assert (seen["failing"], seen["unreadable"]) == ([], [])
 
 
 @pytest.mark.parametrize("use_tz", [True, False])
@@ -133,7 +124,7 @@ def test_a_table_that_cannot_be_read_does_not_hide_the_others() -> None:
     assert caught.value.returncode == 1
     assert "testapp_uuidkey" in str(caught.value)
     seen = json.loads(out.getvalue())
-    assert [one["model"] for one in seen["unreadable"]] == ["testapp.UuidKey"]
+    assert "testapp_uuidkey" in "".join(seen["unreadable"])
     assert [one["model"] for one in seen["models"]] == [PHOTO]
 
 
@@ -217,21 +208,11 @@ def test_a_model_is_a_line_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.once
-def test_the_speed_is_that_of_the_living_workers_of_this_model_alone() -> None:
-    make(Photo, 10)
-    workers = [live_worker(PHOTO), live_worker(PHOTO, "testapp.Job"), live_worker(PHOTO, seen=300)]
-    speed, seen = Speed(), overview(Photo, "default")
-    assert list(speed.describe(seen)) == []
-    WorkerProcess.objects.filter(pk__in=[one.pk for one in workers]).update(rows_done=20)
-    later = replace(overview(Photo, "default"), now=seen.now + timedelta(seconds=10))
-    assert list(speed.describe(later)) == ["2.0 rows/s since this began, about 5 s left"]
-
-
-@pytest.mark.once
 @pytest.mark.parametrize("use_tz", [True, False])
 def test_holders_waits_pauses_and_workers_are_shown(use_tz: bool, settings: Any) -> None:
-    """Two batches of one process are one holder; of many holders the first ten are shown."""
+    """Two batches of one process are one holder; ten holders are shown. An error text cannot send codes."""
     settings.USE_TZ = use_tz
+    failed(Photo, 1, ValueError("no\x1b[2J picture"))
     make(Photo, 16)
     for _ in range(2):
         Photo.objects.claim_batch(2)
@@ -239,6 +220,7 @@ def test_holders_waits_pauses_and_workers_are_shown(use_tz: bool, settings: Any)
         Photo.objects.claim_batch(1, claimed_by=f"user:{number}", lease=86_400)
     everything()
     text = run("claimstatus", PHOTO)
+    assert re.search(r"last error: \d+: ValueError: no \[2J picture", text)
     assert re.search(r"held by \d+@\S+: 6 rows", text)
     assert re.search(r"held by user:\d+: 1 row, a lease ends at \S+ ", text)
     assert text.count("held by") == 10

@@ -1,10 +1,10 @@
 """Show how far the rows of each model have got, what is stopped and why, who holds rows, and who works.
 
-Reads without locks; counting reads every row of the table once, but for --watch, which estimates large tables (~).
+Reads without locks. Large tables are estimated (~), unless --format json or a condition needs the exact numbers.
 
 Examples:
   manage.py claimstatus                       every claimable model
-  manage.py claimstatus photos.Photo --watch  drawn again every 2 seconds
+  watch manage.py claimstatus photos.Photo    drawn again every 2 seconds
   manage.py claimstatus --format json
   manage.py claimstatus -v 0 --fail-if "oldest_due>15m,failed>0,workers<1"     for monitors
   manage.py claimstatus photos.Photo --require-complete && deploy
@@ -17,25 +17,19 @@ Exit codes:
   0    shown, and no condition of --fail-if holds
   1    one does, or a model could not be read; the message says what
   2    wrong usage
-  130  stopped by Ctrl-C without --watch
+  130  stopped by Ctrl-C
 
 """
 
-import contextlib
 import json
-import shutil
-import time
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from itertools import chain
 from typing import Any
 
 from django.core.checks import WARNING
 from django.core.management.base import CommandError
-from django.db import DEFAULT_DB_ALIAS, Error, connections, models
-from django.utils import timezone
+from django.db import DEFAULT_DB_ALIAS, Error
 
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.control.audit import in_words
@@ -43,13 +37,7 @@ from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment
 from django_taskclaim.handlers import handler_for
-from django_taskclaim.management.base import (
-    USAGE,
-    ClaimCommand,
-    Model,
-    duration,
-    lacking_of,
-)
+from django_taskclaim.management.base import ClaimCommand, Model, lacking_of
 from django_taskclaim.management.figures import Condition, conditions, figures_of
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.errors import last_errors
@@ -58,64 +46,17 @@ from django_taskclaim.policy import policy_for
 from django_taskclaim.ranges import row_counts
 from django_taskclaim.states import Status
 
-#: How often --watch looks again by default, and how long it has looked before it says how fast rows are done.
-WATCH_EVERY, SPEED_AFTER = timedelta(seconds=2), timedelta(seconds=10)
-
 #: So many holders and recent errors of a model are shown.
 HOLDERS, ERRORS = 10, 3
 
 #: The conditions that hold while a row is not complete.
 UNDONE = "unfinished>0,failed>0"
 
-#: Goes up when a key of the JSON is taken away or changes its meaning; new keys come without.
-VERSION = 1
-
-#: Tells a terminal to begin again on an empty screen.
-CLEAR = "\x1b[H\x1b[2J"
-
 PROGRESS = ("MODEL", "OPEN", "RUNNING", "COMPLETE", "FAILED", "PAUSED", "TOTAL", "DONE")
 WORKERS = ("NAME", "MODELS", "STATE", "HELD", "DONE", "FAILED", "SEEN", "UP")
 
-
-@dataclass(slots=True)
-class Look:
-    """One look at several models: what was seen, with the details for people, and what could not be read."""
-
-    seen: list[tuple[Overview, list[str]]] = field(default_factory=list)
-    #: Model, database and error, as the JSON has them.
-    unreadable: list[dict[str, str]] = field(default_factory=list)
-
-    @property
-    def workers(self) -> list[WorkerProcess]:
-        """The processes that serve one of the models, the living first."""
-        found = {(seen.alias, one.name): one for seen, _ in self.seen for one in seen.workers}
-        return sorted(found.values(), key=lambda worker: (not worker.alive, worker.name))
-
-    @property
-    def refusals(self) -> list[str]:
-        """What could not be read, a sentence each."""
-        lines = (line for one in self.unreadable for line in one["error"].splitlines())
-        return list(dict.fromkeys(lines))
-
-
-class Speed:
-    """How fast the workers that serve one model alone have done its rows since the first look at them."""
-
-    def __init__(self) -> None:
-        self._first: dict[str, tuple[datetime, int]] = {}
-
-    def describe(self, seen: Overview) -> Iterator[str]:
-        """Yield the speed and how long the rest takes, once they are known."""
-        rate = 0.0
-        for worker in seen.living:
-            done = worker.rows_done + worker.rows_failed
-            began, before = self._first.setdefault(worker.name, (seen.now, done))
-            span = seen.now - began
-            if span >= SPEED_AFTER and len(worker.model_labels) == 1:
-                rate += (done - before) / span.total_seconds()
-        if rate:
-            left = timedelta(seconds=min(seen.progress.left / rate, 1e9))
-            yield f"{rate:,.1f} rows/s since this began, about {format_duration(left)} left"
+#: What was seen of one model, with the details for people.
+Look = tuple[Overview, list[str]]
 
 
 class Command(ClaimCommand):
@@ -126,88 +67,54 @@ class Command(ClaimCommand):
         super().add_arguments(parser)
         add = parser.add_argument
         add("--format", choices=("text", "json"), default="text", help="for people or programs")
-        text = "draw it again every 2 seconds, or as often as given here, until Ctrl-C"
-        add("--watch", nargs="?", type=duration, const=WATCH_EVERY, metavar="SECONDS", help=text)
         text = "exit with 1 if one of these holds for one of the models"
-        fails: dict[str, Any] = {"dest": "fail_if", "default": []}
-        add(
-            "--fail-if",
-            **fails,
-            type=conditions,
-            action="append",
-            metavar="CONDITIONS",
-            help=text,
-        )
+        fails: dict[str, Any] = {"type": conditions, "action": "extend", "default": []}
+        add("--fail-if", **fails, metavar="CONDITIONS", help=text)
         text = f'exit with 1 if a row is not complete: short for --fail-if "{UNDONE}"'
-        undone = conditions(UNDONE)
-        add("--require-complete", **fails, action="append_const", const=undone, help=text)
+        add("--require-complete", action="store_true", help=text)
 
-    def handle(
-        self, *, models: list[Model], fail_if: list[list[Condition]], **options: Any
-    ) -> None:
-        if options["watch"] is not None:
-            if fail_if or options["format"] != "text" or not self.stdout.isatty():
-                text = "--watch needs a terminal to draw on, and no --format or --fail-if."
-                raise CommandError(text, returncode=USAGE)
-            with contextlib.suppress(KeyboardInterrupt):
-                self._watch(options["watch"])
-            return
-        look = self._look()
-        failing = list(_reasons_to_fail(look, list(chain(*fail_if)), named=bool(models)))
-        if options["format"] == "json":
-            self.stdout.write(as_json(look, failing))
-        elif options["verbosity"]:
-            self.stdout.write("\n".join(self._lines(look)))
-        if failing or look.unreadable:
-            raise CommandError("\n".join(filter(None, ["; ".join(failing), *look.refusals])))
+    def handle(self, *, models: list[Model], fail_if: list[Condition], **options: Any) -> None:
+        asked = [*fail_if, *(conditions(UNDONE) if options["require_complete"] else [])]
+        is_json = options["format"] == "json"
+        looks, unreadable = self._look(exact=is_json or bool(asked))
+        failing = list(_reasons_to_fail(looks, asked, named=bool(models)))
+        if is_json:
+            self.stdout.write(_as_json(looks, failing, unreadable))
+        elif options["verbosity"] and looks:
+            self.stdout.write("\n".join(self._lines(looks)))
+        if failing or unreadable:
+            raise CommandError("\n".join([*failing, *unreadable]))
 
-    def _look(self, speed: Speed | None = None) -> Look:
-        """Look at the models, each on its database; one that cannot be read does not hide the others.
+    def _look(self, *, exact: bool) -> tuple[list[Look], list[str]]:
+        """Look at each model on its database; one that cannot be read does not hide the others.
 
-        Where a *speed* is measured, large tables are not counted in full.
+        Returns the looks, and a sentence for each model that cannot be read.
         """
-        look = Look()
+        looks: list[Look] = []
+        unreadable: list[str] = []
         for model, alias in self.where:
             try:
-                seen = overview(model, alias, exact=speed is None)
-                measured = speed.describe(seen) if speed else ()
-                look.seen.append((seen, [*measured, *self._details(seen)]))
+                seen = overview(model, alias, exact=exact)
+                looks.append((seen, list(self._details(seen))))
             except Error as error:
-                lacking = "\n".join(lacking_of([(model, alias)]))
                 usual = f"{model._meta.label} on {alias!r} cannot be read: {first_line(error)}"
-                facts = {"model": model._meta.label, "database": alias, "error": lacking or usual}
-                look.unreadable.append(facts)
-        return look
+                unreadable += lacking_of([(model, alias)]) or [usual]
+        return looks, unreadable
 
-    def _watch(self, every: timedelta) -> None:
-        speed = Speed()
-        while True:
-            look = self._look(speed)
-            head = f"claimstatus every {format_duration(every)}, {format_moment(timezone.now())}. Ctrl-C ends it."
-            refused = map(self.style.ERROR, look.refusals)
-            lines = [self.style.MIGRATE_LABEL(head), "", *self._lines(look), *refused]
-            # What the screen has no room for is left out: scrolled away, it would stay above.
-            picture = "\n".join(lines[: shutil.get_terminal_size().lines - 1])
-            self.stdout.write(f"{CLEAR}{picture}")
-            self.stdout.flush()
-            for alias in {alias for _, alias in self.where}:
-                connections[alias].close_if_unusable_or_obsolete()
-            time.sleep(every.total_seconds())
-
-    def _lines(self, look: Look) -> Iterator[str]:
+    def _lines(self, looks: Sequence[Look]) -> Iterator[str]:
         """Yield what is shown."""
-        if not look.seen:
-            return
-        yield from self._table(1, PROGRESS, *(_progress_cells(seen) for seen, _ in look.seen))
-        for seen, details in look.seen:
+        yield from self._table(1, PROGRESS, *(_progress_cells(seen) for seen, _ in looks))
+        for seen, details in looks:
             if details:
                 yield from ("", self.style.MIGRATE_LABEL(seen.model._meta.label))
                 yield from (f"  {line}" for line in details)
-        alive = any(worker.alive for worker in look.workers)
+        # A process that serves several of the models is one line.
+        workers = {(seen.alias, one.name): (seen, one) for seen, _ in looks for one in seen.workers}
+        shown = sorted(workers.values(), key=lambda pair: (not pair[1].alive, pair[1].name))
+        alive = any(worker.alive for _, worker in shown)
         yield from ("", self.style.MIGRATE_LABEL("Workers" if alive else "Workers: none alive"))
-        if look.workers:
-            now = look.seen[0][0].now
-            cells = [_worker_cells(worker, now) for worker in look.workers]
+        if shown:
+            cells = [_worker_cells(worker, seen.now) for seen, worker in shown]
             yield from (f"  {line}" for line in self._table(3, WORKERS, *cells))
 
     def _table(self, left: int, *rows: Sequence[str]) -> Iterator[str]:
@@ -249,12 +156,14 @@ class Command(ClaimCommand):
             yield f"and {counted(len(rest), 'more holder')} with {rows}"
 
 
-def _reasons_to_fail(look: Look, asked: Sequence[Condition], *, named: bool) -> Iterator[str]:
+def _reasons_to_fail(
+    looks: Sequence[Look], asked: Sequence[Condition], *, named: bool
+) -> Iterator[str]:
     """Yield a sentence for each model for which conditions hold.
 
     Workers are asked of models that have a handler, because rows that people claim need none; of *named* ones always.
     """
-    for seen, _ in look.seen:
+    for seen, _ in looks:
         figures = figures_of(seen)
         if not named and handler_for(seen.model) is None:
             figures["workers"] = None
@@ -287,48 +196,16 @@ def _worker_cells(worker: WorkerProcess, now: datetime) -> list[str]:
     ]
 
 
-def as_json(look: Look, failing: Sequence[str]) -> str:
-    """Return all that was seen, with the reasons to fail; moments are ISO 8601 in UTC, durations are seconds."""
-    facts = {
-        "version": VERSION,
-        "at": timezone.now(),
-        "models": [
-            {
-                "model": seen.model._meta.label,
-                "database": seen.alias,
-                "at": seen.now,
-                "figures": figures_of(seen),
-                "pause": seen.pause,
-                "switch": seen.switch,
-                "throttles": seen.throttles,
-                "holders": seen.holders,
-            }
-            for seen, _ in look.seen
-        ],
-        "workers": [
-            {
-                **_stored(worker),
-                "labels": worker.model_labels,
-                "alive": worker.alive,
-                "database": worker._state.db,
-            }
-            for worker in look.workers
-        ],
-        "failing": failing,
-        "unreadable": look.unreadable,
-    }
-    return json.dumps(facts, default=_plain, indent=2)
-
-
-def _plain(value: Any) -> object:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, datetime):
-        return as_utc(value).isoformat()
-    if isinstance(value, models.Model):
-        return _stored(value)
-    return asdict(value)
-
-
-def _stored(row: models.Model) -> dict[str, object]:
-    return {one.name: getattr(row, one.attname) for one in row._meta.concrete_fields}
+def _as_json(looks: Sequence[Look], failing: list[str], unreadable: list[str]) -> str:
+    """Return the figures of each model, with the reasons to fail; durations are seconds."""
+    models = [
+        {
+            "model": seen.model._meta.label,
+            "database": seen.alias,
+            "at": seen.now.isoformat(),
+            "figures": figures_of(seen),
+        }
+        for seen, _ in looks
+    ]
+    facts = {"models": models, "failing": failing, "unreadable": unreadable}
+    return json.dumps(facts, default=timedelta.total_seconds, indent=2)
