@@ -8,7 +8,7 @@ from typing import Any
 from django.db import InternalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.db.base import ClaimStatement, Dialect
+from django_taskclaim.db.base import Dialect
 from django_taskclaim.db.sql import (
     PREPARED,
     SQL,
@@ -16,15 +16,10 @@ from django_taskclaim.db.sql import (
     KeyTable,
     OwnValues,
     Raw,
-    Table,
-    both,
     sql,
-    unqualified,
     value,
 )
 from django_taskclaim.policy import RENEWALS_PER_LEASE
-
-CANDIDATES = "taskclaim_candidates"
 
 #: libpq's states for no transaction, and for an open one without error. A transaction that an error has aborted has
 #: another state: a savepoint may save it.
@@ -152,32 +147,6 @@ class PostgreSQL(Dialect):
             "keepalives_count": 3,
         }
 
-    def single_statement_claim(self, statement: ClaimStatement) -> SQL:
-        table = statement.table
-        update = self._update_free(
-            table, statement.limited_candidates, statement.assignments, statement.claimable
-        )
-        return sql("{} RETURNING {}", update, table.shown(statement.fields))
-
-    def _update_free(self, table: Table, chosen: SQL, assignments: SQL, condition: SQL) -> SQL:
-        """Return the UPDATE of those *chosen* by a SELECT that nobody has locked and that match *condition*.
-
-        MATERIALIZED matters: a nested loop runs a plain sub-select again and again, and each run locks another
-        LIMIT rows (200 rows for 5 asked were seen).
-        """
-        return sql(
-            "WITH {} AS MATERIALIZED ({} {} OF {} SKIP LOCKED) UPDATE {} SET {} FROM {} WHERE {} AND {}",
-            CANDIDATES,
-            chosen,
-            self.lock_clause,
-            unqualified(table.name),
-            table.name,
-            assignments,
-            CANDIDATES,
-            table.same_key(CANDIDATES, table.key),
-            condition,
-        )
-
     def value_rows(self, table: KeyTable, keys: Keys, own: Sequence[OwnValues]) -> list[SQL]:
         """Begin with a row of nothing but types: texts, and arrays of texts, have none and take that of their column.
 
@@ -191,18 +160,6 @@ class PostgreSQL(Dialect):
             )
             typed.append(nothing(table.column(one.field), table.name) if is_text else "NULL")
         return [SQL(", ".join(typed)), *super().value_rows(table, keys, own)]
-
-    def renew_held(self, table: Table, keys: Keys, fence: SQL, lease: timedelta) -> Keys:
-        held = sql(
-            "SELECT {0} FROM {1} WHERE {2} ORDER BY {0}",
-            table.key_list,
-            table.name,
-            both(table.keyed(keys), fence),
-        )
-        update = self._update_free(table, held, self.extension(table, lease), fence)
-        renewed = self.written(table, update, keys)
-        assert renewed is not None, "RETURNING names what was written"
-        return renewed
 
     def advisory_lock(self, name: str) -> None:
         # The lock is the transaction's, so it works behind a transaction pooler.

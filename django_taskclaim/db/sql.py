@@ -68,9 +68,6 @@ class SQL(NamedTuple):
         return cls(texts, tuple(chain.from_iterable([part.params for part in parts])))
 
 
-NO_SQL = SQL("")
-
-
 def sql(template: str, *pieces: "SQL | str") -> SQL:
     """Fill the ``{}`` of *template* with *pieces*, keeping the bound values in the order of the text."""
     parts = [piece if isinstance(piece, SQL) else SQL(piece) for piece in pieces]

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.db import OperationalError
 
-from django_taskclaim.db.base import NAMED_LEASES, ClaimStatement, Dialect
-from django_taskclaim.db.sql import SQL, sql
+from django_taskclaim.db.base import NAMED_LEASES, Dialect
+from django_taskclaim.db.sql import SQL
 
 #: SQLITE_IOERR, the low byte of its extended codes.
 IO_ERROR = 10
@@ -57,18 +57,6 @@ class SQLite(Dialect):
 
     def service_options(self) -> dict[str, object]:
         return {"timeout": 5}
-
-    def single_statement_claim(self, statement: ClaimStatement) -> SQL:
-        table = statement.table
-        return sql(
-            "UPDATE {} SET {} WHERE {} IN ({}) AND {} RETURNING {}",
-            table.name,
-            statement.assignments,
-            table.key_tuple,
-            statement.limited_candidates,
-            table.beside_key(statement.claimable),
-            table.shown(statement.fields),
-        )
 
     def advisory_lock(self, name: str) -> None:
         # The session that writes is the only writer. If others have committed since its first read, this is an error.

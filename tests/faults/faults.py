@@ -54,9 +54,9 @@ FAULTS = {
         ),
         fault(
             "Claims that meet take the same rows: nothing is locked or looked at again.",
-            (POSTGRESQL, "({} {} OF {} SKIP LOCKED)", "({} /* {} OF {} SKIP LOCKED */)"),
+            (BASE, '"{} {} OF {}{}"', '"{} /* {} OF {}{} */"'),
             (
-                POSTGRESQL,
+                BASE,
                 "table.same_key(CANDIDATES, table.key),\n            condition,",
                 "table.same_key(CANDIDATES, table.key),\n            'true',",
             ),
