@@ -126,7 +126,7 @@ def _matches(pattern: str) -> Callable[[object], bool]:
 
 
 DURATION = Kind(
-    f'seconds above 0, a timedelta, or a text such as "90s" or "5m", {LONGEST.days} days at most',
+    f'seconds above 0, or a text such as "90s" or "5m", {LONGEST.days} days at most',
     _read_duration,
 )
 BATCH_SIZE = whole_number(most=MAX_BATCH_SIZE)

@@ -62,7 +62,9 @@ class SwitchError(TaskClaimError):
 
     def __str__(self) -> str:
         failed = "; ".join(f"{alias}: {error}" for alias, error in self.errors.items())
-        return f"The switch was set on {', '.join(self.done) or 'no database'}, but not on {failed}"
+        if not self.done:
+            return f"The switch was not set on {failed}"
+        return f"The switch was set on {', '.join(self.done)}, but not on {failed}"
 
 
 def pause(

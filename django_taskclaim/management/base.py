@@ -20,7 +20,6 @@ from django.core.management.base import (
 )
 from django.db import Error, connections, models, router
 from django.db.models.deletion import ProtectedError, RestrictedError
-from django.utils import translation
 
 from django_taskclaim import conf
 from django_taskclaim.checks import autocommit_faults
@@ -42,31 +41,21 @@ USAGE = 2
 #: Exit code after Ctrl-C, as shells have it.
 STOPPED = 130
 
-EXIT_CODES = """Exit codes:
-  0    done, or there was nothing to do
-  1    a database refused, or the answer was no; the message says what was done
-  2    wrong usage, or a table that is not there
-  130  stopped by Ctrl-C; what was done stays"""
-
 
 class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Django's order of options, and the examples as they were written."""
+    """Django's order of options, and the help text as it was written."""
 
 
 class ClaimCommand(BaseCommand):
     """A command that parses, calls and reports.
 
-    Its ``help`` is the docstring of its module: what it does; under the options, examples and exit codes.
+    Its ``help`` is the docstring of its module.
     """
 
     # An operator must be able to look, pause and put back also while something else of the project is wrong.
     requires_system_checks = []
     #: How many models it takes, as argparse writes it, and their help text. Where none is named, all are meant.
     takes: ClassVar[tuple[str | int, str]] = ("*", "the models (default: every claimable model)")
-    #: What it prints is English; handlers run in the language of the project.
-    in_english: ClassVar[bool] = True
-    #: Whether it writes to the databases of its models.
-    writes: ClassVar[bool] = True
     #: Whether it works on every database that holds a model, not only where the router writes it.
     everywhere: ClassVar[bool] = False
     #: Each of the models with its databases.
@@ -89,36 +78,41 @@ class ClaimCommand(BaseCommand):
                 "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
             )
             raise CommandError(text, returncode=USAGE)
-        if self.writes:
-            self._refuse_without_autocommit()
-        with translation.override("en") if self.in_english else contextlib.nullcontext():
-            try:
-                return super().execute(*args, **options)
-            except ImproperlyConfigured as error:
-                raise CommandError(str(error), returncode=USAGE) from error
-            except (Error, TaskClaimError) as error:
-                raise _failure(error, self.where) from error
-            except KeyboardInterrupt:
-                raise CommandError("Stopped.", returncode=STOPPED) from None
+        for alias in {alias for _, alias in self.where}:
+            for fault in autocommit_faults(alias):
+                raise CommandError(f"{fault.msg} {fault.hint}", returncode=USAGE)
+        try:
+            return super().execute(*args, **options)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error), returncode=USAGE) from error
+        except (Error, TaskClaimError) as error:
+            raise _failure(error, self.where) from error
+        except KeyboardInterrupt:
+            raise CommandError("Stopped.", returncode=STOPPED) from None
 
     def _aliases(self, model: Model, named: str | None) -> list[str]:
         if self.everywhere:
             return places_of(named, [model])
         return [named or router.db_for_write(model)]
 
-    def _refuse_without_autocommit(self) -> None:
-        """Raise CommandError where what is written to one of the databases would never be committed."""
-        for alias in {alias for _, alias in self.where}:
-            for fault in autocommit_faults(alias):
-                raise CommandError(f"{fault.msg} {fault.hint}", returncode=USAGE)
-
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        kwargs.setdefault("formatter_class", HelpFormatter)
-        parser = super().create_parser(prog_name, subcommand, **kwargs)
-        purpose, heading, more = self.help.partition("Examples:\n")
-        exit_codes = "" if "Exit codes:" in more else EXIT_CODES
-        parser.description, parser.epilog = purpose, f"{heading}{more}\n{exit_codes}"
-        return parser
+        return super().create_parser(prog_name, subcommand, formatter_class=HelpFormatter, **kwargs)
+
+    def change_each(self, models: Sequence[M], change: Callable[[M], str]) -> None:
+        """Change the switch of each model, or of all models with None, and print what *change* says of it.
+
+        One that is refused keeps no other from it. Raises CommandError with a sentence for each that was refused.
+        """
+        refused = []
+        for model in models:
+            try:
+                self.stdout.write(change(model))
+            except (SwitchError, ValueError) as error:
+                refused.append(f"{'all models' if model is None else model._meta.label}: {error}")
+        if refused:
+            lacking = lacking_of(self.where)
+            text = "\n".join(lacking or refused)
+            raise CommandError(text, returncode=USAGE if lacking else 1)
 
     def finding_lines(self, finding: CheckMessage) -> Iterator[str]:
         """Yield a finding with its sign, and its hint below."""
@@ -141,30 +135,6 @@ def _failure(error: Exception, where: Sequence[tuple[Model, str]]) -> CommandErr
     text = str(error.args[0]) if is_protected else first_line(error)
     named = [f"{model._meta.label} on {alias!r}: " for model, alias in where]
     return CommandError(f"{named[0] if len(named) == 1 else ''}{text}")
-
-
-def switch_each(models: Sequence[M], change: Callable[[M], object]) -> tuple[list[str], list[str]]:
-    """Change the switch of each model, or of all models with None; one that is refused keeps no other from it.
-
-    Returns the names of those that were changed, and a sentence for each of the others.
-    """
-    done, refused = [], []
-    for model in models:
-        name = "all models" if model is None else model._meta.label
-        try:
-            change(model)
-            done.append(name)
-        except SwitchError as error:
-            refused.append(f"{name}: {error}")
-    return done, refused
-
-
-def refuse(sentences: Sequence[str], where: Sequence[tuple[Model, str]]) -> None:
-    """Raise what was refused, if anything was, with the tables that are not there."""
-    if sentences:
-        lacking = lacking_of(where)
-        text = "\n".join([*sentences, *lacking])
-        raise CommandError(text, returncode=USAGE if lacking else 1)
 
 
 def lacking_of(where: Sequence[tuple[Model, str]]) -> list[str]:

@@ -95,7 +95,7 @@ def test_a_pause_stops_claims_on_every_database_until_it_is_resumed(
         _, limited, not_limited = typed(capsys, "claimlimit", *both, "--rate", "5/s")
     assert (code, out) == (1, "Paused testapp.UuidKey. Running rows finish.\n")
     for said in (errors, not_limited):
-        assert said.startswith("CommandError: testapp.Photo: The switch was set on no database")
+        assert said.startswith("CommandError: testapp.Photo: The switch was not set on other")
     assert limited == "testapp.UuidKey: rate 5/s\n"
 
 

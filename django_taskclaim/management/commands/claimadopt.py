@@ -34,7 +34,6 @@ from django_taskclaim.management.base import ONE, USAGE, ClaimCommand, Model, ad
 class Command(ClaimCommand):
     help = __doc__
     takes = ONE
-    writes = False
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_models(parser, *self.takes)

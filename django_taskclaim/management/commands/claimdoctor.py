@@ -38,7 +38,6 @@ from django_taskclaim.management.base import ClaimCommand
 
 class Command(ClaimCommand):
     help = __doc__
-    writes = False
 
     def handle(self, **options: object) -> None:
         sections = [("The project", iter(check_project()))]

@@ -14,23 +14,14 @@ Examples:
 """
 
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from django.core.management.base import CommandError
+from django.db import DEFAULT_DB_ALIAS
 
 from django_taskclaim.control.audit import change_overrides, in_words
-from django_taskclaim.management.base import (
-    USAGE,
-    ClaimCommand,
-    Model,
-    acting,
-    add_record,
-    refuse,
-    switch_each,
-)
-from django_taskclaim.switch import override_from_text, overrides_of, refuse_short_lease
+from django_taskclaim.management.base import ClaimCommand, Model, acting, add_record
+from django_taskclaim.switch import override_from_text, overrides_of, places_of
 from django_taskclaim.tables import LIMITS, OVERRIDES
 
 #: The help text of each option.
@@ -56,26 +47,24 @@ class Command(ClaimCommand):
             parser.add_argument(option, type=read, default=SUPPRESS, help=text)
         add_record(parser)
 
-    def handle(self, *, models: list[Model], by: str | None, **options: Any) -> None:
+    def handle(
+        self, *, models: list[Model], by: str | None, database: str | None, **options: Any
+    ) -> None:
         values = {name: options[name] for name in OVERRIDES if name in options}
-        facts = {"by": acting(by), "reason": options["reason"], "using": options["database"]}
-        lease: timedelta | None = values.get("lease")
-        try:
-            # For all models, before one is changed.
-            for model, alias in self.where:
-                if lease is not None:
-                    refuse_short_lease(model, lease, [alias])
-        except ValueError as error:
-            raise CommandError(f"{model._meta.label}: {error}", returncode=USAGE) from error
-        change = partial(change_overrides, values=values, **facts)
-        done, refused = switch_each(models if values else [], change)
-        for model, alias in self.where:
-            if values and model._meta.label not in done:
-                continue
-            text = in_words(overrides_of(model, using=alias)) or "no overrides"
-            where = f" on {alias}" if len(self.where) > len(models) else ""
-            self.stdout.write(f"{model._meta.label}{where}: {text}")
-        refuse(refused, self.where)
+        facts = {"by": acting(by), "reason": options["reason"], "using": database}
+
+        def change(model: Model) -> str:
+            if values:
+                change_overrides(model, values, **facts)
+            return "\n".join(_line(model, alias) for alias in places_of(database, [model]))
+
+        self.change_each(models, change)
+
+
+def _line(model: Model, alias: str) -> str:
+    where = "" if alias == DEFAULT_DB_ALIAS else f" on {alias}"
+    text = in_words(overrides_of(model, using=alias)) or "no overrides"
+    return f"{model._meta.label}{where}: {text}"
 
 
 def _value(name: str, text: str) -> object:

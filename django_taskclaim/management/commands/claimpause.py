@@ -10,7 +10,6 @@ Examples:
 
 from argparse import ArgumentParser
 from datetime import timedelta
-from functools import partial
 from typing import Any, ClassVar
 
 from django.core.management.base import CommandError
@@ -24,8 +23,6 @@ from django_taskclaim.management.base import (
     acting,
     add_record,
     duration,
-    refuse,
-    switch_each,
 )
 
 
@@ -56,15 +53,13 @@ class Command(ClaimCommand):
         if bool(models) == options["all"]:
             raise CommandError("Name the models, or say --all (not both).", returncode=USAGE)
         by, reason = acting(options["by"]), options["reason"]
-        facts: dict[str, Any] = {"by": by, "reason": reason, "until": until, "using": database}
-        done, refused = switch_each(models or [None], partial(turn, off=self.off, **facts))
-        if done:
-            self._report(", ".join(done), until)
-        refuse(refused, self.where)
 
-    def _report(self, names: str, until: timedelta | None) -> None:
-        if self.off:
-            end = f" for {format_duration(until)}" if until is not None else ""
-            self.stdout.write(self.style.WARNING(f"Paused {names}{end}. Running rows finish."))
-        else:
-            self.stdout.write(self.style.SUCCESS(f"Resumed {names}."))
+        def change(model: Model | None) -> str:
+            turn(model, off=self.off, by=by, reason=reason, until=until, using=database)
+            name = "all models" if model is None else model._meta.label
+            if not self.off:
+                return self.style.SUCCESS(f"Resumed {name}.")
+            end = "" if until is None else f" for {format_duration(until)}"
+            return self.style.WARNING(f"Paused {name}{end}. Running rows finish.")
+
+        self.change_each(models or [None], change)

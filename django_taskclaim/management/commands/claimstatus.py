@@ -61,7 +61,6 @@ Look = tuple[Overview, list[str]]
 
 class Command(ClaimCommand):
     help = __doc__
-    writes = False
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)

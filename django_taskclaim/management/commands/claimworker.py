@@ -60,7 +60,6 @@ from django_taskclaim.worker.stop_signals import hold_stop_signals, leave, run_u
 
 class Command(ClaimCommand):
     help = __doc__
-    in_english = False
     takes = ("*", "what to claim from (every model that has a handler)")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
