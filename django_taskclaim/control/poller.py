@@ -22,7 +22,7 @@ from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.tables import WorkerProcess, scope_of
 from django_taskclaim.worker.counters import NUMBERS, TIMES, packed, unpacked
 from django_taskclaim.worker.records import logger
-from django_taskclaim.worker.service import Duty, Service, pruning
+from django_taskclaim.worker.service import PRUNE_EVERY, Duty, Service
 
 #: Seconds between two looks for commands; five are promised.
 LOOK_EVERY = 3.5
@@ -41,7 +41,7 @@ def duties(service: Service) -> list[Duty]:
     return [
         Duty("looking for commands", poller.look, LOOK_EVERY),
         Duty("writing what was done", poller.write, WRITE_EVERY, at_end=True),
-        pruning("deleting what is old on the control page", partial(prune, poller.using)),
+        Duty("deleting old acts and throughput", partial(prune, poller.using), PRUNE_EVERY),
     ]
 
 

@@ -47,8 +47,8 @@ from django_taskclaim.worker.records import Limited, logger, summary
 #: Seconds between two looks at the switch and the throttles, and until a new session listens after one that was lost.
 LOOK_EVERY = 1.0
 REPORT_EVERY, SUMMARY_EVERY = 5.0, 10.0
-#: Seconds between two rounds of deleting what is old.
-PRUNE_EVERY = 3600.0
+#: Seconds between two times that a piece of what is old is deleted.
+PRUNE_EVERY = 300.0
 TICK = 0.25
 
 
@@ -69,22 +69,6 @@ class Duty:
     at_end: bool = False
     #: By ``clock()``.
     due: float = 0.0
-
-
-def pruning(name: str, prune: Callable[[], bool]) -> Duty:
-    """Return the duty of deleting what is old: *prune* deletes a piece and says whether that was all.
-
-    A piece each round, for leases are renewed in between; after an error not before the next time.
-    """
-
-    def job() -> bool:
-        duty.every = PRUNE_EVERY
-        if not prune():
-            duty.every = 0.0
-        return True
-
-    duty = Duty(name, job)
-    return duty
 
 
 class Service(threading.Thread):
@@ -147,7 +131,7 @@ class Service(threading.Thread):
             Duty("reporting", self._report, REPORT_EVERY),
             Duty("summing up", self._sum_up, SUMMARY_EVERY, due=clock() + SUMMARY_EVERY),
             *(duty for path in sorted(more_duties) for duty in import_string(path)(self)),
-            pruning("deleting what is old", partial(prune, self.options.using)),
+            Duty("deleting what is old", partial(prune, self.options.using), PRUNE_EVERY),
         ]
 
     def leave(self) -> None:
