@@ -8,12 +8,9 @@ from typing import Any
 from django_taskclaim.claim import clock
 from django_taskclaim.worker.records import Limited
 
-#: Seconds without a sign after which a thread is taken for hung: three times the 10 s or so that bound each of its
-#: calls (``service_options``), and longer than a hoarded GIL.
-HUNG_AFTER = 30.0
-
-#: What one look adds to a silence at most: longer than the pause between two looks.
-LONGEST_LOOK = 2.0
+#: Looks without a sign, one a second, after which a thread is taken for hung: three times the 10 s or so that bound each
+#: of its calls (``service_options``).
+HUNG_AFTER = 30
 
 #: Seconds between two touches of the health file.
 TOUCH_EVERY = 3.0
@@ -24,27 +21,23 @@ SOCKETS = ("selectors", "socket", "ssl")
 
 
 class HangDetector:
-    """Measures for how long a thread has neither made progress nor waited for its database.
+    """Counts the looks at which a thread has neither made progress nor waited for its database.
 
     A silent database hangs nobody: PostgreSQL's driver waits for as long as the server keeps the connection, and a
-    process that was replaced for that would be replaced again and again. Time does not count in which the thread that
-    looks stood still as well, as in a process that was frozen.
+    process that was replaced for that would be replaced again and again. No time is measured, for the whole process may
+    have been frozen, or one thread may have had the GIL.
     """
 
     def __init__(self, thread: Any) -> None:
         self.thread = thread
-        self._turn = thread.last_turn
-        self._seconds = 0.0
-        self._looked = clock()
+        self._turn, self._looks = thread.last_turn, 0
 
     def hangs(self) -> bool:
-        """Look, and say whether the thread has been silent for HUNG_AFTER."""
-        now = clock()
-        self._seconds += min(now - self._looked, LONGEST_LOOK)
-        self._looked = now
+        """Look, and say whether the thread has been silent for HUNG_AFTER looks."""
+        self._looks += 1
         if self.thread.last_turn != self._turn or _waits_for_database(self.thread):
-            self._turn, self._seconds = self.thread.last_turn, 0.0
-        return self._seconds > HUNG_AFTER
+            self._turn, self._looks = self.thread.last_turn, 0
+        return self._looks > HUNG_AFTER
 
 
 def _waits_for_database(thread: Any) -> bool:

@@ -39,8 +39,6 @@ NOW = 1.0
 SIGN_EVERY = 1.0
 #: Seconds between two looks at the threads, and while a stop is under way.
 LOOK_EVERY, STOPPING = 0.2, 0.02
-#: Seconds between two looks at threads that start.
-LOOK = 0.05
 #: Seconds for giving rows back once nothing runs any more.
 GIVE_BACK = 2.0
 #: Seconds for each of the other threads to close its connections.
@@ -80,7 +78,7 @@ class Process:
         for thread in self.threads:
             thread.start()
         for thread in self.threads:
-            while not thread.started.wait(LOOK):
+            while not thread.started.wait(LOOK_EVERY):
                 if not thread.is_alive():
                     return False
         ready()
@@ -101,7 +99,7 @@ class Process:
                     show_life()
                 elif self._stop_by is None:
                     self._recycle()
-            if self.service.stop_asked.is_set() and self._stop_by is None:
+            if self.service.stop_asked.is_set():
                 self.stop(self._grace)
         return self._finish()
 
@@ -196,11 +194,9 @@ class Process:
         cut_short = self.inflight.running()
         for item in cut_short:
             logger.warning("%s was cut short; it is given back", named(item.called[0].row))
-        self.claimer.leave()
-        for executor in self.executors:
-            executor.leave()
-        for item in cut_short:
             self.inflight.abandon(item, PutBack("cut short"))
+        for thread in (*self.executors, self.claimer):
+            thread.leave()
         end = clock() + GIVE_BACK
         self.claimer.join(GIVE_BACK / 2)
         self.inflight.give_up_results()
@@ -209,8 +205,8 @@ class Process:
         self.service.join(max(LAST_WORDS, end - clock()))
         if not cut_short:
             # A thread that closes its connection while the interpreter ends may hold that up.
-            for thread in self.executors:
-                thread.join(LAST_WORDS)
+            for executor in self.executors:
+                executor.join(LAST_WORDS)
         # What was cut short has just been given back.
         summary(self.options.name, self.service.counters, 0)
         if self._recycling:

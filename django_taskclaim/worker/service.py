@@ -46,7 +46,7 @@ from django_taskclaim.worker.records import Limited, logger, summary
 
 #: Seconds between two looks at the switch and the throttles, and until a new session listens after one that was lost.
 LOOK_EVERY = 1.0
-REPORT_EVERY, SUMMARY_EVERY = 5.0, 10.0
+REPORT_EVERY = 5.0
 #: Seconds between two times that a piece of what is old is deleted.
 PRUNE_EVERY = 300.0
 TICK = 0.25
@@ -102,7 +102,7 @@ class Service(threading.Thread):
         self._leave = threading.Event()
         self._limited = Limited()
         #: Rows done, failed and held, as last logged.
-        self._summed_up = (0, 0, 0)
+        self._logged = (0, 0, 0)
         self._reapers = [
             Reaper(handler.model, options.using, lease=partial(self.keeper.lease_of, handler))
             for handler in handlers
@@ -129,7 +129,6 @@ class Service(threading.Thread):
         return [
             *duties,
             Duty("reporting", self._report, REPORT_EVERY),
-            Duty("summing up", self._sum_up, SUMMARY_EVERY, due=clock() + SUMMARY_EVERY),
             *(duty for path in sorted(more_duties) for duty in import_string(path)(self)),
             Duty("deleting what is old", partial(prune, self.options.using), PRUNE_EVERY),
         ]
@@ -246,17 +245,22 @@ class Service(threading.Thread):
         return put_back is not None
 
     def _report(self) -> bool:
-        """Write the row of the process."""
-        if not self.inflight.held():
+        """Log the counts where they have changed, and write the row of the process."""
+        counters, held = self.counters, len(self.inflight.held())
+        now = (counters.done, counters.failed, held)
+        if now != self._logged:
+            self._logged = now
+            summary(self.options.name, counters, held)
+        if not held:
             # Nobody else has looked, and the report says what is paused.
             self.read_switch()
         rows = WorkerProcess.objects.using(self.options.using)
-        counters, refused = self.counters, refusals(None, self.options.using)
+        refused = refusals(None, self.options.using)
         is_paused = any(stops.pauses for stops in [*self.keeper.stops.values()])
         facts: dict[str, Any] = {
             "seen_at": DatabaseNow(),
             "state": "paused" if is_paused else "running",
-            "rows_held": len(self.inflight.held()),
+            "rows_held": held,
             "rows_done": counters.done,
             "rows_failed": counters.failed,
             # People see it as long as there is a row that nobody can write.
@@ -273,13 +277,6 @@ class Service(threading.Thread):
                 **facts,
             )
         return True
-
-    def _sum_up(self) -> None:
-        held = len(self.inflight.held())
-        now = (self.counters.done, self.counters.failed, held)
-        if now != self._summed_up:
-            self._summed_up = now
-            summary(self.options.name, self.counters, held)
 
     def _sign_off(self) -> None:
         WorkerProcess.objects.using(self.options.using).filter(name=self.process).delete()

@@ -42,14 +42,61 @@ class Child:
     #: Here a process notes its claims, and its successor gives back what had not started.
     memory: object = field(default_factory=shared_memory)
     process: SpawnProcess | None = None
+    #: Until it has ended and all that it sent is read.
     link: Connection | None = None
     ready: bool = False
     #: The process has sent that it ends as asked, so its exit code can be trusted.
     exits_cleanly: bool = False
     sign_at: float = 0.0
     failed_starts: int = 0
+    #: By ``clock()``, when a process is started where there is none.
     start_at: float = 0.0
+    #: Its exit code once no other process takes the place of the last one.
     code: int | None = None
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it works and has sent a sign of life lately, or has ended as asked."""
+        is_alive = self.ready and clock() - self.sign_at < SIGN_WITHIN
+        return is_alive or self.code is not None
+
+    def start(self) -> None:
+        """Start a process; OSError where the machine has no room for one."""
+        # Before the signals are blocked: starting the tracker unblocks them.
+        resource_tracker.ensure_running()
+        spawn = multiprocessing.get_context("spawn")
+        ours, theirs = spawn.Pipe()
+        words = pickle.dumps(self.options), theirs, self.memory
+        process = spawn.Process(target=run_spawned, args=words, name=self.options.name)
+        # The child inherits the blocked signals, so it cannot die of one while it imports.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        theirs.close()
+        self.process, self.link = process, ours
+        self.ready, self.exits_cleanly = False, False
+
+    def receive(self) -> None:
+        """Read what the process has sent since the last time."""
+        try:
+            while self.link is not None and self.link.poll():
+                word = self.link.recv_bytes()
+                self.sign_at = clock()
+                if word == b"ready":
+                    self.ready = True
+                elif word == b"exiting":
+                    self.exits_cleanly = True
+        except (EOFError, OSError):
+            # It has ended; its exit code says how.
+            self.link = None
+
+    def send(self, order: bytes) -> None:
+        """Send the process an order; one that has just ended does not read it."""
+        with contextlib.suppress(OSError):
+            if self.link is not None:
+                self.link.send_bytes(order)
 
     def kill(self) -> bool:
         """Kill its process, and say whether one was running."""
@@ -58,30 +105,14 @@ class Child:
         self.process.kill()
         return True
 
-    @property
-    def over(self) -> bool:
-        return self.process is None and self.code is not None
-
-    @property
-    def well(self) -> bool:
-        """Whether it works and has sent a sign of life lately, or has ended as asked."""
-        return self.over or (self.ready and clock() - self.sign_at < SIGN_WITHIN)
-
-    def begin(self, process: SpawnProcess, link: Connection) -> None:
-        self.process, self.link = process, link
-        self.ready, self.exits_cleanly = False, False
-
-    def receive(self) -> None:
-        """Read what the process has sent since the last time."""
-        # Once it has ended there is no more to read; its exit code says how.
-        with contextlib.suppress(EOFError, OSError):
-            while self.link is not None and self.link.poll():
-                word = self.link.recv_bytes()
-                self.sign_at = clock()
-                if word == b"ready":
-                    self.ready, self.failed_starts = True, 0
-                elif word == b"exiting":
-                    self.exits_cleanly = True
+    def bury(self) -> int | None:
+        """Return the exit code of a process that has ended since the last time, else None."""
+        if self.process is None or (code := self.process.exitcode) is None:
+            return None
+        self.receive()
+        self.process.close()
+        self.process, self.link = None, None
+        return code
 
 
 class Supervisor:
@@ -89,7 +120,6 @@ class Supervisor:
 
     def __init__(self, options: WorkerOptions) -> None:
         self.options = options
-        self._spawn = multiprocessing.get_context("spawn")
         self.children = [Child(options.named(number)) for number in range(1, options.processes + 1)]
         self._health = HealthFile(options.health_file)
         self._signals = 0
@@ -101,54 +131,37 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with SignalPipe() as signals:
             try:
-                # A signal may have come while the command parsed its options.
-                self._hear(signals)
-                while not self._all_over():
-                    self._start_due()
+                # Its first turn hears a signal that came while the command parsed its options.
+                while self._turn(signals):
                     self._wait(signals)
-                    self._hear(signals)
-                    self._reap()
-                    self._kill_late()
-                    self._show_health()
                 return self._exit_code()
             finally:
                 for child in self.children:
                     child.kill()
 
-    # Starting
-
-    def _start_due(self) -> None:
+    def _turn(self, signals: SignalPipe) -> bool:
+        """Do what is due; False once all children have ended for good."""
+        for _ in range(signals.count_stops()):
+            self._stop()
         for child in self.children:
-            if child.process is not None or child.code is not None or clock() < child.start_at:
-                continue
-            try:
+            child.receive()
+            if (code := child.bury()) is not None:
+                self._judge(child, code)
+            if child.process is None and child.code is None and clock() >= child.start_at:
                 self._start(child)
-            except OSError as error:
-                # The others go on, and this one is tried again.
-                logger.error("%s could not be started: %s", child.options.name, error)
-                child.start_at = clock() + NO_ROOM
+            if clock() >= self._kill_at and child.kill():
+                logger.error("%s did not end in time and is killed", child.options.name)
+        if all(child.is_well for child in self.children):
+            self._health.touch()
+        return any(child.code is None for child in self.children)
 
     def _start(self, child: Child) -> None:
-        # Before the signals are blocked: starting the tracker unblocks them.
-        resource_tracker.ensure_running()
-        ours, theirs = self._spawn.Pipe()
-        options = child.options
-        process = self._spawn.Process(
-            target=run_spawned,
-            args=(pickle.dumps(options), theirs, child.memory),
-            name=options.name,
-            daemon=False,
-        )
-        # The child inherits the blocked signals, so it cannot die of one while it imports.
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        theirs.close()
-        child.begin(process, ours)
-
-    # Waiting
+            child.start()
+        except OSError as error:
+            # The others go on, and this one is tried again.
+            logger.error("%s could not be started: %s", child.options.name, error)
+            child.start_at = clock() + NO_ROOM
 
     def _wait(self, signals: SignalPipe) -> None:
         """Wait for a signal, a message of a child, or its end."""
@@ -156,48 +169,23 @@ class Supervisor:
         ends = [child.process.sentinel for child in self.children if child.process is not None]
         wait([signals.fileno(), *links, *ends], LOOK_EVERY)
 
-    def _hear(self, signals: SignalPipe) -> None:
-        for _ in range(signals.count_stops()):
-            self._signalled()
-        for child in self.children:
-            child.receive()
+    # Ending
 
-    def _show_health(self) -> None:
-        if all(child.well for child in self.children):
-            self._health.touch()
-
-    def _signalled(self) -> None:
+    def _stop(self) -> None:
         self._signals += 1
         is_first = self._signals == 1
-        self._send(b"stop" if is_first else b"now")
         limit = self.options.grace.total_seconds() + AFTER_GRACE if is_first else NOW_LIMIT
         self._kill_at = min(self._kill_at, clock() + limit)
-
-    def _send(self, order: bytes) -> None:
         for child in self.children:
-            # One that has just ended does not read it; what it sent before is still to be read.
-            with contextlib.suppress(OSError):
-                if child.link is not None:
-                    child.link.send_bytes(order)
+            child.send(b"stop" if is_first else b"now")
             if child.process is None and child.code is None:
                 child.code = ExitCode.ENDED
 
-    # Ending
-
-    def _reap(self) -> None:
-        for child in self.children:
-            process = child.process
-            if process is None or process.is_alive() or (code := process.exitcode) is None:
-                continue
-            child.receive()
-            process.close()
-            child.process, child.link = None, None
-            self._judge(child, code)
-
     def _judge(self, child: Child, code: int) -> None:
+        """Say what comes after a process that has ended with this code."""
         if self._signals:
-            asked = code in (ExitCode.ENDED, ExitCode.WORK_LEFT, ExitCode.RECYCLE)
-            child.code = ExitCode.ENDED if child.exits_cleanly and asked else ExitCode.CUT_SHORT
+            is_asked = child.exits_cleanly and code != ExitCode.CUT_SHORT
+            child.code = ExitCode.ENDED if is_asked else ExitCode.CUT_SHORT
         elif child.exits_cleanly and code != ExitCode.RECYCLE:
             # By itself, or because somebody else stopped it.
             child.code = code
@@ -206,9 +194,6 @@ class Supervisor:
 
     def _restart(self, child: Child, code: int) -> None:
         name = child.options.name
-        if child.exits_cleanly and code == ExitCode.RECYCLE:
-            logger.warning("%s is replaced, as its log says", name)
-            return
         child.failed_starts = 0 if child.ready else child.failed_starts + 1
         if child.failed_starts >= HOPELESS:
             logger.error("%s died %d times before it was ready; giving up", name, HOPELESS)
@@ -216,18 +201,7 @@ class Supervisor:
             return
         pause = min(LONGEST_PAUSE, 0.5 * 2**child.failed_starts) if child.failed_starts else 0.1
         child.start_at = clock() + pause
-        logger.error("%s died %s; a new one starts in %.1f s", name, _how(code), pause)
-
-    def _kill_late(self) -> None:
-        if clock() < self._kill_at:
-            return
-        for child in self.children:
-            if child.kill():
-                logger.error("%s did not end in time and is killed", child.options.name)
-        self._kill_at = math.inf
-
-    def _all_over(self) -> bool:
-        return all(child.over for child in self.children)
+        logger.error("%s %s; a new one starts in %.1f s", name, _how(code), pause)
 
     def _exit_code(self) -> int:
         codes = {child.code for child in self.children}
@@ -238,4 +212,6 @@ class Supervisor:
 
 
 def _how(code: int) -> str:
-    return f"by signal {-code}" if code < 0 else f"with code {code}"
+    if code == ExitCode.RECYCLE:
+        return "is replaced, as its log says"
+    return f"died by signal {-code}" if code < 0 else f"died with code {code}"
