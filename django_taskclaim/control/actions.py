@@ -204,7 +204,6 @@ WORKER_COMMANDS = {one.name: one for one in (DRAIN, STOP, GIVE_BACK)}
 DONE: dict[str, Text] = {
     "settings": gettext_lazy("settings changed"),
     "worker command": gettext_lazy("command to worker"),
-    "take over": gettext_lazy("taken over"),
     "export": gettext_lazy("failures exported"),
     **{action.name: action.done for action in (*ROW_ACTIONS, PRUNE, PAUSE, RESUME)},
 }

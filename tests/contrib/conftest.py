@@ -41,7 +41,7 @@ class Editor:
     def mine(self) -> list[int]:
         """Return the keys of what the list shows as held."""
         self.look()
-        return [one["row"].pk for one in self.page.context["rows"]]
+        return [row.pk for row in self.page.context["rows"]]
 
     def fetch(self) -> list[int]:
         """Press the button for more, and return what the list shows then."""
@@ -58,11 +58,6 @@ class Editor:
     def act(self, pk: int, act: str, **fields: Any) -> Any:
         """Open an article that one holds, fill in its form, and press a button."""
         return self.send(address(pk), **self.open(pk) | fields, act=act)
-
-    def take_over(self, pk: int, reason: str) -> Any:
-        self.look(address(pk))
-        seen = {"taskclaim_seen": self.page.context["seen"], "taskclaim_reason": reason}
-        return self.send(address(pk), act="take_over", **seen)
 
 
 def address(pk: int) -> str:

@@ -7,7 +7,6 @@ from articles.models import Article
 from articles.views import EditArticle, MyArticles
 from django.contrib.auth.models import Permission
 
-from django_taskclaim.control.models import OperatorAct
 from tests.contrib.conftest import Editor, address, words
 from tests.querysets.support import clock, facts, set_raw, stored
 
@@ -34,7 +33,7 @@ def claimed(who: str, row: Any) -> Any:
 
 def refused(editor: Editor, path: str, **fields: Any) -> str:
     answer = editor.send(path, **fields)
-    assert answer.status_code in (403, 404, 409) or fields["act"] == "ping", fields
+    assert answer.status_code in (403, 404, 409), fields
     return words(answer)
 
 
@@ -49,16 +48,12 @@ def everything_tried(editor: Editor, free: Any, mine: Any, theirs: Any) -> list[
         "taskclaim_token": str(mine.claim.token),
         "taskclaim_to": str(editor.user.pk),
     }
-    seen = {"taskclaim_seen": "0", "taskclaim_reason": "is ill"}
     pages = [words(editor.look(address(row.pk))) for row in rows]
     assert editor.page.status_code in (403, 404)
     for act in ("save", "finish", "hand_over"):
         pages.append(refused(editor, address(mine.pk), **form, act=act))
     pages.append(refused(editor, address(mine.pk), **form, act="skip"))
     pages.append(refused(editor, address(free.pk), act="take"))
-    pages.append(refused(editor, address(theirs.pk), **seen, act="take_over"))
-    ping = {"act": "ping", "pk": mine.pk, "token": str(mine.claim.token)}
-    pages.append(refused(editor, address(mine.pk), **ping))
     assert [stored(row) for row in rows] == before
     return pages
 
@@ -91,10 +86,8 @@ def test_a_claim_lapses_when_its_holder_may_no_longer_edit_the_row(
         set_raw(row, "expires_at", clock("+1 MINUTE"))
     even, odd = (facts(row).expires_at for row in held)
     assert ada.mine() == [held[0].pk]
-    pairs = {"pk": [r.pk for r in held], "token": [str(r.claim.token) for r in held]}
-    told = ada.send(act="ping", **pairs).json()
-    assert [one["pk"] for one in told["held"]] == [str(held[0].pk)]
-    assert told["lost"] == [{"pk": str(held[1].pk), "why": "It is gone."}]
+    codes = [ada.look(address(row.pk)).status_code for row in held]
+    assert codes == [200, 404]
     assert facts(held[0]).expires_at > even
     assert facts(held[1]).expires_at == odd
     ada.send(act="more")
@@ -105,31 +98,12 @@ def test_without_the_change_permission_nobody_does_anything(
     ada: Editor, ben: Editor, articles: list[Article]
 ) -> None:
     mine, theirs = claimed(ada.who, articles[0]), claimed(ben.who, articles[1])
-    grant(ada, "view_article", "operate")
+    grant(ada, "view_article")
     pages = everything_tried(ada, articles[2], mine, theirs)
     assert ada.look().status_code == 403
-    for act in ("more", "ping"):
-        pages.append(refused(ada, "/articles/", act=act, pk=mine.pk, token=str(mine.claim.token)))
+    pages.append(refused(ada, "/articles/", act="more"))
     assert Article.objects.open().count() == 6
     assert not any("Article 0" in page for page in pages)
-
-
-def test_to_take_over_needs_the_permission_to_operate_too(
-    ada: Editor, ben: Editor, articles: list[Article], settings: Any
-) -> None:
-    row = claimed(ada.who, articles[0])
-    grant(ben, "change_article")
-    before = stored(row)
-    assert "Take over" not in words(ben.look(address(row.pk)))
-    sent = {"taskclaim_seen": "0", "taskclaim_reason": "she is ill"}
-    refused(ben, address(row.pk), **sent, act="take_over")
-    assert stored(row) == before
-    assert not OperatorAct.objects.exists()
-    # Where there is no such permission, that to change is enough.
-    apps = [name for name in settings.INSTALLED_APPS if name != "django_taskclaim.control"]
-    settings.INSTALLED_APPS = apps
-    ben.send(address(row.pk), **sent, act="take_over")
-    assert facts(row).claimed_by == ben.who
 
 
 def test_nothing_is_handed_over_to_a_person_who_may_not_edit_it(
