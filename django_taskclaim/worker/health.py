@@ -8,8 +8,8 @@ from typing import Any
 from django_taskclaim.claim import clock
 from django_taskclaim.worker.records import Limited
 
-#: Looks without a sign, one a second, after which a thread is taken for hung: three times the 10 s or so that bound each
-#: of its calls (``service_options``).
+#: Looks without a sign, one a second, after which a thread is taken for hung: three times the 10 s or so that bound
+#: each of its calls (``service_options``).
 HUNG_AFTER = 30
 
 #: Seconds between two touches of the health file.

@@ -195,8 +195,9 @@ class Process:
         for item in cut_short:
             logger.warning("%s was cut short; it is given back", named(item.called[0].row))
             self.inflight.abandon(item, PutBack("cut short"))
-        for thread in (*self.executors, self.claimer):
-            thread.leave()
+        self.claimer.leave()
+        for executor in self.executors:
+            executor.leave()
         end = clock() + GIVE_BACK
         self.claimer.join(GIVE_BACK / 2)
         self.inflight.give_up_results()
