@@ -269,8 +269,9 @@ class WorkItem:
         self.rows = rows
         #: The rows of the call under way: fewer than the item's while a batch is run in halves.
         self.called = rows
-        #: What became of its rows so far. Of a batch that is run in halves some rows have an outcome before others.
-        self.results: list[Result] = []
+        #: The rows of which it is not known yet what is to become of them, and what the others came to.
+        self.open_rows = rows
+        self.outcomes: list[Outcome] = []
 
     @property
     def has_begun(self) -> bool:
@@ -283,11 +284,6 @@ class WorkItem:
         # In this order: who looks at the rows first, and at the time then, takes no new call for one that overran.
         self.started = clock() if now is None else now
         self.called = called
-
-    def open_rows(self) -> list[HeldRow]:
-        """Return the rows of which it is not known yet what is to become of them."""
-        judged = {held for result in self.results for held in result.rows}
-        return [held for held in self.rows if held not in judged]
 
     def ran(self) -> float:
         """Return how many seconds of its timeout the call under way has used."""

@@ -1,12 +1,11 @@
 """What a worker does with the rows of a handler: it loads what they need, calls the function, and completes them."""
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from asgiref.sync import sync_to_async
 from django.db import Error, connections, models, transaction
@@ -43,15 +42,17 @@ SWALLOWED = (
     "The handler swallowed a database error, or ended its transaction, so nothing it wrote was kept"
 )
 
+#: What a batch handler said of each row: None for done, else what went wrong.
+Said: TypeAlias = list[BaseException | str | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What one call of a handler came to."""
 
-    value: object = None
+    #: Of a batch handler, unless all rows are done.
+    said: Said | None = None
     error: BaseException | None = None
-    #: What a batch handler said of each row, where that has been read already.
-    by_row: "list[BaseException | str | None] | None" = None
     #: The completion is part of what the call has committed.
     committed: bool = False
     #: The error came once everything had been done, from the COMMIT or a hook after it.
@@ -70,30 +71,27 @@ def prepare(handler: Handler, rows: Sequence[object]) -> list[Any]:
     return [row for row in rows if id(row) not in failed]
 
 
-def call(handler: Handler, rows: Sequence[models.Model]) -> object:
-    """Call the function with its row, or as a batch handler with all of *rows*, and return what it answers.
+def call(handler: Handler, rows: Sequence[models.Model]) -> Said | None:
+    """Call the function with its row, or as a batch handler with all of *rows*; return what ``of_answer`` does.
 
-    TypeError where that is work which nobody has run, such as the coroutine of a function that is not async.
+    TypeError where the answer is work which nobody has run, such as the coroutine of a function that is not async.
     """
     unsaved = unsaved_columns(handler)
     seen = unsaved.before(rows)
-    answer = _answer(handler, rows)
-    if answer is not None:
-        refuse_not_run(answer, handler.function)
+    said = _said(handler, rows, _answer(handler, rows))
     if seen:
         unsaved.warn(seen)
-    return answer
+    return said
 
 
-async def acall(handler: Handler, rows: Sequence[models.Model]) -> object:
+async def acall(handler: Handler, rows: Sequence[models.Model]) -> Said | None:
     """Do what ``call`` does with a coroutine function."""
     unsaved = unsaved_columns(handler)
     seen = unsaved.before(rows)
-    answer = await _answer(handler, rows)
-    refuse_not_run(answer, handler.function, may_yield=handler.batch)
+    said = _said(handler, rows, await _answer(handler, rows))
     if seen:
         await sync_to_async(unsaved.warn)(seen)
-    return answer
+    return said
 
 
 def _answer(handler: Handler, rows: Sequence[models.Model]) -> Any:
@@ -106,9 +104,15 @@ def _answer(handler: Handler, rows: Sequence[models.Model]) -> Any:
         refuse_unfinished(rows[0])
         return None
     given = [hand_out(row) for row in rows] if handler.gets_sources else list(rows)
-    answer = handler.function(given if handler.batch else given[0])
+    return handler.function(given if handler.batch else given[0])
+
+
+def _said(handler: Handler, rows: Sequence[models.Model], answer: object) -> Said | None:
+    if answer is None:
+        return None
+    refuse_not_run(answer, handler.function, may_yield=handler.batch)
     # What is yielded is part of the call, and of its transaction.
-    return list(answer) if inspect.isgenerator(answer) and handler.batch else answer
+    return of_answer(rows, answer) if handler.batch else None
 
 
 def complete(handler: Handler, rows: Sequence[object], *, savepoint: bool = True) -> int:
@@ -140,12 +144,11 @@ def call_atomically(
             # From here on the handler's time runs: where there is one writer, that may have been a long wait.
             item.begin(called)
             with unbroken_transaction(using, SWALLOWED):
-                value = call(handler, [held.row for held in called])
-            said = of_answer([held.row for held in called], value) if handler.batch else []
-            if any(one is not None for one in said):
+                said = call(handler, [held.row for held in called])
+            if said and any(one is not None for one in said):
                 # All or nothing: what was written for the other rows goes, too.
                 transaction.set_rollback(True, using)
-                return Answer(by_row=said)
+                return Answer(said)
             _complete(handler, called)
             at_commit = True
     except BaseException as error:
@@ -185,16 +188,14 @@ def outlived(handler: Handler) -> str:
     return f"The handler ran longer than its timeout of {format_duration(handler.timeout or timedelta())}."
 
 
-def of_answer(rows: Sequence[models.Model], answer: object) -> list[BaseException | str | None]:
+def of_answer(rows: Sequence[models.Model], answer: object) -> Said:
     """Return what a batch handler's *answer* says of each row: None for done, else what went wrong.
 
-    The answer is None (all are done), a mapping from rows or their keys to outcomes, or an iterable of rows and keys
+    The answer is a mapping from rows or their keys to outcomes, or an iterable of rows and keys
     that are done and of pairs of a row and its outcome. An outcome is None for done, or an exception. A row that is
     not mentioned has failed. Where the handler got the sources of the rows, it names those, or their keys. Raises
     TypeError for an answer that is nothing of the kind.
     """
-    if answer is None:
-        return [None] * len(rows)
     said = {_name(row): outcome for row, outcome in _pairs(answer)}
     return [
         _outcome(next((said[name] for name in _names(row) if name in said), UNMENTIONED))

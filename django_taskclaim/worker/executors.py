@@ -60,12 +60,9 @@ class Executor(threading.Thread):
     def _inform_breaker(self, item: WorkItem) -> None:
         """Count what says something of the surroundings: a bad row, and one put back, say nothing."""
         model, good, bad = item.handler.model, 0, 0
-        for result in item.results:
-            match result.outcome:
-                case Done():
-                    good += len(result.rows)
-                case Ended(completed=True):
-                    # It is one row's, to which the writer may have added others by now.
+        for outcome in item.outcomes:
+            match outcome:
+                case Done() | Ended(completed=True):
                     good += 1
                 case Failed(error):
                     bad += not isinstance(error, Permanent)

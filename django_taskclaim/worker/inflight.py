@@ -98,7 +98,7 @@ class InFlight:
             self._add_done(item.rows, now)
             held = batch.waiting.popleft()
             batch.started[held.number] = 1
-            item.rows = [held]
+            item.rows = item.open_rows = [held]
             item.begin(item.rows, now)
             return held
 
@@ -152,28 +152,25 @@ class InFlight:
     def judge(
         self, item: WorkItem, outcomes: Iterable[tuple[HeldRow, Outcome]], ran: float = 0.0
     ) -> None:
-        """Note what is to become of rows of an item that runs; nothing of one that was abandoned before."""
+        """Have what became of rows of an item that runs written; nothing of one that was abandoned before."""
         with self._lock:
-            if item in self._running:
-                now, done = clock(), list[HeldRow]()
-                for held, outcome in outcomes:
-                    held.ran = ran
-                    if outcome is DONE:
-                        done.append(held)
-                    else:
-                        held.error = getattr(outcome, "error", None)
-                        # The transaction that was to commit it may have it locked.
-                        locked = isinstance(outcome, Ambiguous)
-                        item.results.append(Result([held], outcome, now, locked))
-                if done:
-                    item.results.append(Result(done, DONE, now))
-
-    def _add_results(self, item: WorkItem) -> None:
-        for result in item.results:
-            if result.outcome is DONE:
-                self._add_done(result.rows, result.came)
-            else:
-                self._add(result)
+            if item not in self._running:
+                return
+            now, judged, done = clock(), set[HeldRow](), list[HeldRow]()
+            for held, outcome in outcomes:
+                judged.add(held)
+                item.outcomes.append(outcome)
+                held.ran = ran
+                if outcome is DONE:
+                    done.append(held)
+                else:
+                    held.error = getattr(outcome, "error", None)
+                    # The transaction that was to commit it may have it locked.
+                    locked = isinstance(outcome, Ambiguous)
+                    self._add(Result([held], outcome, now, locked))
+            if done:
+                self._add_done(done, now)
+            item.open_rows = [held for held in item.open_rows if held not in judged]
 
     def _add(self, result: Result) -> None:
         """Have a result written."""
@@ -193,14 +190,13 @@ class InFlight:
             self._changed.notify_all()
 
     def settle(self, item: WorkItem) -> bool:
-        """Take the results of an item that ran; False, and nothing taken, if it was abandoned before."""
+        """Let go of an item that ran; False if it was abandoned before."""
         with self._lock:
             was_alone, is_kept = item is self._alone, item in self._running
             if was_alone:
                 self._alone = None
             if is_kept:
                 self._running.remove(item)
-                self._add_results(item)
             is_last = item.handler.model not in self._waiting
             # A coroutine that has ended makes room for another.
             if was_alone or is_last or item.handler.is_async:
@@ -224,10 +220,9 @@ class InFlight:
                 return
             self._running.remove(item)
             hit, others = list[HeldRow](), list[HeldRow]()
-            for held in item.open_rows():
+            for held in item.open_rows:
                 held.ran = ran
                 (hit if held in item.called else others).append(held)
-            self._add_results(item)
             self.give_back(hit, outcome, item.thread)
             self.give_back(others, thread=item.thread)
             self.wake()
@@ -343,7 +338,7 @@ class InFlight:
     def held(self) -> list[HeldRow]:
         """Return all rows: those that run, those that wait, and those whose result is not yet written."""
         with self._lock:
-            running = [held for item in self._running for held in item.rows]
+            running = [held for item in self._running for held in item.open_rows]
             waiting = [held for some in self._waiting.values() for b in some for held in b.waiting]
             ended = [held for result in self._unwritten for held in result.rows]
             return [*running, *waiting, *ended]

@@ -48,7 +48,6 @@ from django_taskclaim.worker.calling import (
     call,
     call_atomically,
     judged,
-    of_answer,
     outlived,
     unsaved_columns,
 )
@@ -94,7 +93,7 @@ class Running:
         elif with_next and self._may_run_on(item.handler) and (answer := self._run_on(item)):
             self._judge(item, item.rows, self._unless_left_open(answer), [])
             return
-        todo = [item.open_rows()]
+        todo = [item.open_rows]
         while todo:
             if called := self._next(item, todo.pop()):
                 self._judge(item, called, self._call(item, called), todo)
@@ -131,7 +130,7 @@ class Running:
         """Run *item* on the event loop of this thread, and note the results there."""
         if item.rows[0].batch.quarantined:
             await sync_to_async(self._note_start)(item)
-        todo = [item.open_rows()]
+        todo = [item.open_rows]
         while todo:
             if not (called := self._next(item, todo.pop())):
                 continue
@@ -168,7 +167,7 @@ class Running:
     def _next(self, item: WorkItem, given: list[HeldRow]) -> list[HeldRow]:
         """Begin a call with what can be called of *given*, and return its rows; none where there are none."""
         called = self._callable(item, given)
-        if self.inflight.closed and len(item.open_rows()) < len(item.rows):
+        if self.inflight.closed and len(item.open_rows) < len(item.rows):
             # The worker stops between two halves: the rest has not been started.
             self.inflight.judge(item, [(held, NOT_STARTED) for held in called])
             return []
@@ -218,7 +217,8 @@ class Running:
             return [held.claim.how_ended() or Ended(completed=held.ending) for held in called]
         if answer.error is not None and answer.at_commit:
             return self._after_commit(called, answer.error, since)
-        said, error = _read(called, answer)
+        error = answer.error
+        said = answer.said or [error] * len(called)
         together = len(called) > 1 and (error is not None or called[0].handler.atomic)
         if together and not (error and self._says_nothing_of_the_rows(called, error, since)):
             why = type(error).__name__ if error else "an outcome that is not done"
@@ -311,8 +311,8 @@ class Running:
             if self.keeper.troubled_since(self._looked):
                 self._replace_broken_connections()
             begin_handler(self.using, atomic=False)
-            value = call(handler, [held.row for held in called])
-            answer = NOTHING_SAID if value is None else Answer(value)
+            said = call(handler, [held.row for held in called])
+            answer = NOTHING_SAID if said is None else Answer(said)
         except BaseException as error:
             # SystemExit and KeyboardInterrupt included: one row's end is not the worker's.
             answer = Answer(error=error)
@@ -363,18 +363,3 @@ def _without_source(held: HeldRow) -> Outcome:
     if held.handler.missing_source == "complete":
         return DONE
     return judged(held.row, SourceGone([held.row]))
-
-
-def _read(
-    called: list[HeldRow], answer: Answer
-) -> tuple[list[BaseException | str | None], BaseException | None]:
-    """Return what the answer says of each row, and the error that is one of all rows together."""
-    error = answer.error
-    if answer.by_row is not None:
-        return answer.by_row, None
-    if answer.value is not None and called[0].handler.batch:
-        try:
-            return of_answer([held.row for held in called], answer.value), None
-        except Exception as refused:
-            error = refused
-    return [error] * len(called), error
