@@ -69,13 +69,13 @@ from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
     autocommit,
     can_autocommit,
+    finished_rows,
     in_transaction,
-    judge_ambiguous_commit,
     run_durable,
 )
 from django_taskclaim.querysets.writes import Given, lock_claims, renew
 from django_taskclaim.signals import rows_claimed, send_after_commit
-from django_taskclaim.states import WORKER_MARK, Token
+from django_taskclaim.states import WORKER_MARK, Status, Token
 from django_taskclaim.tables import stop_scopes
 
 #: A claim that leaves refused rows out reads so many rows for each one wanted: other claims may have locked some.
@@ -296,20 +296,15 @@ def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[models.Model]:
     Only of a worker's id: another call may have claimed the same rows under the same name.
     """
     rows: list[models.Model] | None = error.result
-    claimed = [*(rows or ()), *(bad.row for bad in call.unreadable)]
-    if rows is not None and not claimed:
-        return []
     if WORKER_MARK not in call.holder:
         raise error
-    if rows is None:
-        found = in_transaction(call.target, _held, call)
-        claimed = rows = _read(call, carried_claims(found))
-    else:
-        claimed = judge_ambiguous_commit(claimed).still_held
-    if not claimed:
+    if rows:
+        rows = finished_rows(rows, Status.PROCESSING)
+    elif rows is None:
+        rows = _read(call, carried_claims(in_transaction(call.target, _held, call)))
+    if not rows:
         raise OperationalError("The claim was not committed.") from error
-    held = set(map(id, claimed))
-    return [row for row in rows if id(row) in held]
+    return rows
 
 
 def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Model]:

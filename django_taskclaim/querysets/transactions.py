@@ -2,13 +2,13 @@
 
 ``in_transaction`` sends several statements, ``autocommit`` one that commits by itself, and ``run_durable`` what must
 have committed on return. Where a COMMIT was not answered each raises ``AmbiguousCommit``, and the caller asks the rows
-by ``judge_ambiguous_commit``.
+by ``finished_rows``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from django.db import (
     DatabaseError,
@@ -21,7 +21,7 @@ from django.db import (
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_taskclaim.claim import COMPLETED, carried_claims
+from django_taskclaim.claim import carried_claims
 from django_taskclaim.connecting import WAITS_ONCE, drop_broken
 from django_taskclaim.contention import contention_code, retry_on_contention
 from django_taskclaim.db import dialect_for
@@ -143,47 +143,32 @@ def _retry(using: str, *, lock_timeouts: bool) -> retry_on_contention:
     return retry_on_contention(using=using, atomic=False, lock_timeouts=lock_timeouts)
 
 
-class Judgement(NamedTuple):
-    """What a transaction whose COMMIT was not answered has left of each row."""
-
-    #: Finished under the token that the instance carries: the transaction was committed.
-    committed: list[models.Model]
-    #: Gone, open again, or claimed once more: nobody can tell whether the transaction was committed.
-    ambiguous: list[models.Model]
-    #: Still processing under the token: the transaction was not committed, and never will be.
-    still_held: list[models.Model]
+@contextmanager
+def patient_transaction(target: ClaimTarget) -> Iterator[None]:
+    """Open a transaction that waits a moment for rows of another one whose COMMIT was not answered, and no longer."""
+    with target.dialect.own_transaction(), target.dialect.limit_lock_wait(PATIENCE):
+        yield
 
 
-def judge_ambiguous_commit(
-    rows: Sequence[models.Model], *, finished: Status | None = Status.COMPLETE
-) -> Judgement:
-    """Say what became of *rows* after the COMMIT of a transaction that was to finish them was not answered.
+def finished_rows(rows: Sequence[models.Model], state: Status | None) -> list[models.Model]:
+    """Return those of *rows* that are in *state* under their tokens: the COMMIT that was not answered has arrived.
 
-    They are rows of one model, claimed on one database. The token that an instance carries decides, by what that
-    database says now: a claim that is found in the state *finished* is ended on the instance, and an ambiguous one is
-    marked as lost there.
-
-    Waits for a moment where the unanswered transaction still has the rows locked; then, or if the database is away, its
-    error passes on, nothing is decided, and the call may be repeated. To be called outside of any transaction.
+    They are rows of one model, claimed on one database, that were found in the state before it no more. Of the others
+    nobody can tell whether it arrived: they are gone, open again or claimed once more. That is noted on their claims.
     """
     claims = carried_claims(rows)
     target = ClaimTarget.of(type(rows[0]), claims[0].alias)
     keys = sorted(claim.pk for claim in claims)
-    states = in_transaction(target, _states, target, keys)
+    states = send(target, partial(_states, target, keys), partial(patient_transaction, target))
     # All rows are asked before anything is noted.
-    judgement = Judgement([], [], [])
+    found = []
     for row, claim in zip(rows, claims, strict=True):
-        status, token = states.get(claim.pk, (None, None))
         claim.unanswered = False
-        if token == claim.token and status == Status.PROCESSING:
-            judgement.still_held.append(row)
-        elif token == claim.token and status == finished:
-            judgement.committed.append(row)
-            claim.end(COMPLETED)
+        if states.get(claim.pk) == (state, claim.token):
+            found.append(row)
         else:
-            judgement.ambiguous.append(row)
             claim.lost = claim.ambiguous = True
-    return judgement
+    return found
 
 
 def _states(target: ClaimTarget, keys: Sequence[object]) -> dict[Any, tuple[str, Token]]:
@@ -194,9 +179,8 @@ def _states(target: ClaimTarget, keys: Sequence[object]) -> dict[Any, tuple[str,
     columns = target.columns
     fields = [*columns.key, columns.status, columns.claimed_by, columns.iteration]
     found: list[Row] = []
-    with target.dialect.limit_lock_wait(PATIENCE):
-        for part in target.dialect.chunks(keys, target.table):
-            found += target.dialect.select(target.table, fields, target.table.keyed(part), WAIT)
+    for part in target.dialect.chunks(keys, target.table):
+        found += target.dialect.select(target.table, fields, target.table.keyed(part), WAIT)
     return {target.table.key_of(row): (row[-3], Token(*row[-2:])) for row in found}
 
 

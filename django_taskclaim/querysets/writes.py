@@ -39,9 +39,10 @@ from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
     autocommit,
     can_autocommit,
+    finished_rows,
     in_transaction,
-    judge_ambiguous_commit,
     no_transaction,
+    patient_transaction,
     send,
 )
 from django_taskclaim.signals import claim_lost, send_of_rows
@@ -220,50 +221,46 @@ class Write:
 def _write(held: HeldRows, verb: Write) -> HeldRows:
     """Write the rows whose claims stand and return them; nothing is raised for the others.
 
-    If the COMMIT was not answered, the rows tell its outcome: those in the verb's state under their token count
-    as written, those still held are written again, and those that have moved on are marked as ambiguous. A database
-    that stays away is its own error; the next try begins by asking the rows.
+    If the COMMIT was not answered, they are written once more. Rows that this finds held were not written before. Of
+    the others, those in the verb's state under their token count as written; the rest is marked as ambiguous.
     """
-    target, committed = held.target, list[tuple[Claim, models.Model]]()
-    may_autocommit = True
-    while held.rows:
-        unsure = [row for claim, row in held.pairs if claim.unanswered]
-        # Inside the caller's transaction nothing can be waited for. The fence is enough there.
-        if unsure and no_transaction(target.dialect.connection):
-            judged = judge_ambiguous_commit(unsure, finished=verb.sets.get("status"))
-            committed += [(carried_claim(row), row) for row in judged.committed]
-            settled = carried_claims([*judged.committed, *judged.ambiguous])
-            held = held.but_for({claim.pk for claim in settled})
-            continue
-        try:
-            sent = _send(held, verb, may_autocommit)
-            return HeldRows(target, committed + sent.pairs) if committed else sent
-        except AmbiguousCommit as error:
-            held = error.result or held
-            for claim in held.claims:
-                claim.unanswered = True
-            # The next try is a transaction: a statement that ends its session would be sent for ever.
-            may_autocommit = False
-    return HeldRows(target, committed)
+    try:
+        sent = _send(held, verb)
+    except AmbiguousCommit as error:
+        for claim in (error.result or held).claims:
+            claim.unanswered = True
+        sent = _send(held, verb)
+    for claim in sent.claims:
+        claim.unanswered = False
+    unsure = [row for claim, row in held.but_for(set(sent.keys)).pairs if claim.unanswered]
+    # Inside the caller's transaction nothing can be waited for. The fence is enough there.
+    if not unsure or not no_transaction(held.target.dialect.connection):
+        return sent
+    finished = finished_rows(unsure, verb.sets.get("status"))
+    return HeldRows(held.target, sent.pairs + [(carried_claim(row), row) for row in finished])
 
 
 class _SomeAreLost(Exception):
     """Fewer rows were written than were to be, and what was written must be rolled back: a count does not say which."""
 
 
-def _send(held: HeldRows, verb: Write, may_autocommit: bool) -> HeldRows:
+def _send(held: HeldRows, verb: Write) -> HeldRows:
     """Write rows in the cheapest way, and return those written.
 
-    One statement that needs no transaction commits by itself. Otherwise all are written in one transaction.
+    One statement that needs no transaction commits by itself. Otherwise all are written in one transaction: so are
+    rows of an earlier COMMIT that was not answered, for a statement that ends its session would be sent for ever.
     """
     target, parts = held.target, held.parts(verb.per_row)
+    block = partial(target.dialect.own_transaction, savepoint=verb.savepoint)
+    unsure = any(claim.unanswered for claim in held.claims)
+    if unsure and no_transaction(target.dialect.connection):
+        block = partial(patient_transaction, target)
     knows_keys = target.dialect.returns_updated
     is_plain = len(parts) == 1 and not verb.then and (knows_keys or len(held.rows) == 1)
-    if may_autocommit and is_plain and can_autocommit(target):
+    if is_plain and not unsure and can_autocommit(target):
         keys = autocommit(target, _send_one, held, verb)
         if keys is not None:
             return held if len(keys) == len(held.keys) else held.only(set(keys))
-    block = partial(target.dialect.own_transaction, savepoint=verb.savepoint)
     # If the count is short and does not say which rows were written, they are rolled back, which needs a savepoint.
     if knows_keys or verb.savepoint:
         with suppress(_SomeAreLost):

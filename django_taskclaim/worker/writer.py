@@ -13,7 +13,7 @@ from typing import Any
 from django.db import Error, connections
 from django.db.models import Model
 
-from django_taskclaim.claim import Ended, clock
+from django_taskclaim.claim import COMPLETED, Ended, carried_claim, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import (
     TROUBLE,
@@ -30,7 +30,7 @@ from django_taskclaim.error_text import class_and_text, text_to_store
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets.failing import fail, release, stop_everyone
 from django_taskclaim.querysets.isolating import Bad, bisect
-from django_taskclaim.querysets.transactions import judge_ambiguous_commit
+from django_taskclaim.querysets.transactions import finished_rows
 from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.ranges.walking import halve
 from django_taskclaim.signals import after_commit
@@ -180,7 +180,8 @@ class Writer:
             gone = [held for held in rows if held not in unlocked and held not in locked]
             if unsure := [held for held in gone if held.claim.unanswered]:
                 # The transaction that had them locked may be the one whose COMMIT was not answered.
-                judge_ambiguous_commit(_rows_of(unsure))
+                for row in finished_rows(_rows_of(unsure), Status.COMPLETE):
+                    carried_claim(row).end(COMPLETED)
             if unlocked:
                 with dialect.limit_lock_wait(WAIT_AGAIN):
                     self._apply(result, unlocked)
