@@ -15,7 +15,6 @@ from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
 from django_taskclaim.querysets.scope import Rows
 from django_taskclaim.ranges import planning
 from django_taskclaim.ranges.keys import RangeTarget
-from django_taskclaim.ranges.walking import WORTH_SPLITTING, split_largest
 
 __all__ = ["RangeManager", "RangeQuerySet"]
 
@@ -52,18 +51,6 @@ class RangeQuerySet(ClaimQuerySet[M]):
         return planning.plan(RangeTarget(self.model, self.db), size, limit, progress)
 
     vars(plan)["alters_data"] = True
-
-    def split(self, *, at_least: int = WORTH_SPLITTING) -> bool:
-        """Split the running range with most rows left, of all of the model, and say whether there was one.
-
-        Its holder goes on with the front part; the other part is a new open range. Both have *at_least* rows. Workers
-        that find nothing open do this by themselves.
-        """
-        self._for_write = True
-        NUMBER_OR_NONE.check(at_least, "at_least")
-        return split_largest(RangeTarget(self.model, self.db), at_least)
-
-    vars(split)["alters_data"] = True
 
 
 def size_of_ranges(model: Any) -> int:

@@ -295,12 +295,6 @@ def _write_checkpoint(row: Range, claim: Claim, target: RangeTarget, last: str, 
 # The end of a claim
 
 
-def halve(row: Range) -> None:
-    """Split what is left of a range that took too long, if it is still open, so that both parts may do better."""
-    claim = carried_claim(row)
-    split(RangeTarget(type(row), claim.alias), claim.pk)
-
-
 def refuse_unfinished(row: Range) -> None:
     """Raise RangeUnfinished if rows of the claimed range are left that its handler has not done."""
     claim = carried_claim(row)

@@ -7,7 +7,6 @@ that is frozen in the middle of a completion, on MySQL too, and nobody waits for
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from django.db import Error, connections
@@ -32,8 +31,6 @@ from django_taskclaim.querysets.failing import fail, release, stop_everyone
 from django_taskclaim.querysets.isolating import Bad, bisect
 from django_taskclaim.querysets.transactions import finished_rows
 from django_taskclaim.querysets.writes import lock_free
-from django_taskclaim.ranges.walking import halve
-from django_taskclaim.signals import after_commit
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.worker.batch import Ambiguous, Done, Failed, HeldRow, Outcome, PutBack, Result
@@ -289,19 +286,9 @@ class Writer:
                     error = outcome.error if held.error is None else held.error
                     raised = error if isinstance(error, BaseException) else None
                     self._note_failed(held, class_and_text(error), seconds, raised)
-                    if held.claim.too_long and held.handler.has_ranges:
-                        # Contention there would roll back the failure with it.
-                        after_commit(self.using, partial(self._halve, held.row))
             case Ended(failure=(name, text)):
                 for held in rows:
                     self._note_failed(held, (name, text), seconds)
-
-    def _halve(self, row: Model) -> None:
-        """Split a range that took too long; where that fails it is tried again as it is."""
-        try:
-            halve(row)
-        except Exception as error:
-            self._limited.warn(f"splitting {named(row)}", error)
 
     def _note_failed(
         self,

@@ -7,6 +7,8 @@ import pytest
 from django.core.management import call_command
 from django.db.models import F
 
+from django_taskclaim.ranges.keys import RangeTarget
+from django_taskclaim.ranges.walking import split_largest
 from tests.testapp.models import (
     CompositeRange,
     CompositeSource,
@@ -62,6 +64,11 @@ def counters(ranges: Any) -> set[int]:
 def work(rows: Any) -> int:
     """Do what the tests' handlers do with a chunk."""
     return int(rows.update(counter=F("counter") + 1))
+
+
+def split(ranges: Any, at_least: int = 1) -> bool:
+    """Split the running range with most rows left, as idle workers do."""
+    return split_largest(RangeTarget(ranges, "default"), at_least)
 
 
 def claimed(ranges: Any, lease: float = 60) -> Any:

@@ -18,6 +18,7 @@ from tests.ranges.conftest import (
     counters,
     drain,
     planned,
+    split,
     work,
     work_through,
 )
@@ -33,16 +34,16 @@ def test_the_running_range_with_most_rows_left_is_split() -> None:
     """The tail has the user's own columns; ranges that are open or nearly done are left alone."""
     planned(30, chunk_size=20)
     IntRange.objects.update(note="mine", priority=7)
-    assert not IntRange.objects.split(at_least=1), "nobody works on one"
+    assert not split(IntRange), "nobody works on one"
     large, small = claimed(IntRange), claimed(IntRange)
-    assert not IntRange.objects.split(at_least=11)
-    assert IntRange.objects.split(at_least=1)
+    assert not split(IntRange, 11)
+    assert split(IntRange)
     tail = IntRange.objects.open().get()
     assert (tail.note, tail.priority, tail.attempts, tail.rows_done) == ("mine", 7, 0, 0)
     for range_ in (large, small):
         range_.refresh_from_db()
         assert range_.rows_planned == 10
-    while IntRange.objects.split(at_least=1):
+    while split(IntRange):
         IntRange.objects.claim_batch(10)
     assert IntRange.objects.count() >= 20
     assert_seamless(IntRange)
@@ -65,13 +66,13 @@ def test_a_split_waits_for_the_chunk_under_way_and_splits_what_is_left() -> None
 
     holder = elsewhere(hold)
     assert in_chunk.wait(DEADLINE)
-    split = elsewhere(lambda: IntRange.objects.split(at_least=3))
+    splitter = elsewhere(lambda: split(IntRange, 3))
     # MySQL counts again only where nobody has asked for a tenth of a second.
-    wait_for(lambda: split.done() or waits_for_a_lock(), every=0.3)
-    assert not split.done()
+    wait_for(lambda: splitter.done() or waits_for_a_lock(), every=0.3)
+    assert not splitter.done()
     go_on.set()
     holder.result(DEADLINE)
-    assert split.result(DEADLINE)
+    assert splitter.result(DEADLINE)
     assert_seamless(IntRange)
     sizes = IntRange.objects.order_by("position").values_list("rows_planned", flat=True)
     assert list(sizes) == [17, 3]

@@ -18,6 +18,7 @@ from tests.ranges.conftest import (
     counters,
     fill,
     planned,
+    split,
     work,
     work_through,
 )
@@ -50,7 +51,7 @@ def test_each_row_is_worked_on_once_over_any_kind_of_key(ranges: Any) -> None:
     assert second.rows_done == 8
     with pytest.raises(ClaimLost):
         next(first.rows(4))
-    assert ranges.objects.split(at_least=1)
+    assert split(ranges)
     assert_seamless(ranges)
     assert sum(work(rows) for rows in second.rows(5)) == 6
     second.claim.complete()
@@ -177,7 +178,7 @@ def test_advance_refuses_keys_outside_of_what_is_left() -> None:
     ):
         with pytest.raises(ValueError, match=sentence):
             range_.advance(wrong)
-    assert IntRange.objects.split(at_least=1)
+    assert split(IntRange)
     with pytest.raises(RangeSplit):
         chunk_up_to(range_, key[15])
     assert counters(IntRange) == {0}
