@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, ClassVar, Self
 
-from django_taskclaim.conf import DURATION, NUMBER_OR_NONE
+from django_taskclaim.conf import NUMBER_OR_NONE
 from django_taskclaim.fields import (
     RangeCountField,
     RangeKeyField,
@@ -61,28 +61,22 @@ class RangeMixin(ClaimBase):
         """
         return source_of(cls)._default_manager.all()
 
-    def rows(
-        self,
-        size: int | None = None,
-        *,
-        target: float | timedelta = walking.TARGET,
-        largest: int = walking.LARGEST,
-    ) -> Iterator[Any]:
+    def rows(self, size: int | None = None) -> Iterator[Any]:
         """Yield what is left of the claimed range, chunk by chunk, each inside a transaction of its own.
 
         A chunk is an unordered queryset; the chunks follow each other in the order of keys.
 
         The body of the loop may use ``update()``, ``delete()`` or the instances. Its writes on this database are
         committed with the checkpoint behind them when the loop goes on, and rolled back when it is left by
-        an exception, ``break`` or ``return``. Chunks have *size* rows, or as many, up to *largest*, as take *target*
-        (seconds or timedelta). Each checkpoint renews the lease.
+        an exception, ``break`` or ``return``. Chunks have *size* rows, or as many, up to 50,000, as take half a second.
+        Each checkpoint renews the lease.
 
         Raises ClaimLost where the claim is lost, and RangeInterrupted between two chunks where the worker asks for the
         range: it stops, or the model was paused, or the range takes longer than its timeout. RuntimeError in a
         transaction of the caller's that does not see what others commit.
         """
         NUMBER_OR_NONE.check(size, "size")
-        return walking.walk(self, size, DURATION.check(target, "target"), largest)
+        return walking.walk(self, size)
 
     def advance(self, key: object, *, rows: int = 0) -> None:
         """Write that the claimed range is done up to and with *key* of the source; for loops that ``rows()`` is not.

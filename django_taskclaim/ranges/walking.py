@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Generator
-from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -135,8 +134,8 @@ FIRST, LARGEST = 1_000, 50_000
 #: A chunk has at most so many times the rows of the one before, and at least that part of them.
 STEP = 8
 
-#: How long a chunk should take.
-TARGET = timedelta(seconds=0.5)
+#: How many seconds a chunk should take.
+TARGET = 0.5
 
 #: Why a walk refuses a caller's transaction that reads an old snapshot.
 READS = "The rows of a range are all that others have committed"
@@ -155,11 +154,9 @@ _sizes: dict[type[models.Model], int] = {}
 _begun = threading.local()
 
 
-def walk(
-    row: models.Model, size: int | None, target_time: timedelta, largest: int
-) -> Generator[Rows, None, None]:
+def walk(row: models.Model, size: int | None) -> Generator[Rows, None, None]:
     """Return the rows of the range in chunks; what is done with each is committed with the checkpoint behind it."""
-    chunks = _walk(row, size, target_time.total_seconds(), largest)
+    chunks = _walk(row, size)
     vars(_begun).setdefault("walks", WeakSet()).add(chunks)
     return chunks
 
@@ -174,15 +171,13 @@ def end_walks() -> None:
         chunks.close()
 
 
-def _walk(
-    row: Range, size: int | None, seconds: float, largest: int
-) -> Generator[Rows, None, None]:
+def _walk(row: Range, size: int | None) -> Generator[Rows, None, None]:
     claim, target = _claim_on(row)
     others_until = 0.0
     while True:
         _refuse_interrupted(row, claim, target)
         began = clock()
-        wanted = size or min(_sizes.get(target.model, FIRST), largest)
+        wanted = size or _sizes.get(target.model, FIRST)
         time.sleep(max(0.0, others_until - clock()))
         with target.claims.dialect.own_transaction():
             _lock(row, claim, target)
@@ -197,8 +192,8 @@ def _walk(
             return
         took = max(clock() - began, 0.001)
         if size is None:
-            grown = wanted * min(STEP, max(1 / STEP, seconds / took))
-            _sizes[target.model] = max(1, min(largest, int(grown)))
+            grown = wanted * min(STEP, max(1 / STEP, TARGET / took))
+            _sizes[target.model] = max(1, min(LARGEST, int(grown)))
         if target.claims.dialect.has_one_writer:
             # Other writers retry only now and then, so they need a pause to get the lock.
             others_until = clock() + min(MOST_OF_OTHERS, took * SHARE_OF_OTHERS)

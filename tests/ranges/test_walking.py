@@ -1,7 +1,6 @@
 """A chunk and the checkpoint behind it are one transaction: the next holder goes on there."""
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from django.db import connection, transaction
 from django_taskclaim import handler
 from django_taskclaim.exceptions import ClaimLost, RangeSplit, RangeUnfinished
 from django_taskclaim.handlers import unregister
+from django_taskclaim.ranges import walking
 from django_taskclaim.testing import run_due
 from tests.querysets.support import DEADLINE, clock, elsewhere, lose, set_raw
 from tests.ranges.conftest import (
@@ -154,15 +154,20 @@ def test_source_rows_may_select_by_what_the_work_changes(monkeypatch: pytest.Mon
     assert counters(IntRange) == {1}
 
 
-def test_the_size_of_chunks_follows_the_time_that_they_take() -> None:
+def test_the_size_of_chunks_follows_the_time_that_they_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     planned(5_000, chunk_size=5_000)
     range_ = claimed(IntRange)
-    for target in (timedelta(hours=1), timedelta(microseconds=1)):
-        walk = range_.rows(target=target, largest=1_500)
+    monkeypatch.setattr(walking, "LARGEST", 1_500)
+    monkeypatch.setattr(walking, "_sizes", {})
+    for seconds in (3600, 0.000001):
+        monkeypatch.setattr(walking, "TARGET", seconds)
+        walk = range_.rows()
         first, second = len(next(walk)), len(next(walk))
         walk.close()
         # A process remembers the size from one walk to the next.
-        assert first <= second == 1_500 if target.seconds else first > second
+        assert first <= second == 1_500 if seconds > 1 else first > second
 
 
 def test_advance_refuses_keys_outside_of_what_is_left() -> None:
