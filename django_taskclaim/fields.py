@@ -122,20 +122,12 @@ class RangeColumn(ClaimColumn):
     """Marks a column of a range of keys; like the claim columns it is written by verbs alone."""
 
 
-class RangeKeyField(RangeColumn, models.TextField):
-    """A key of the source model as JSON; only ever decoded, never compared as text except for being the same."""
+class RangeTextField(RangeColumn, models.TextField):
+    """A key of the source model as JSON, never compared as text except for being the same; or open transactions."""
 
 
 class RangeCountField(RangeColumn, models.BigIntegerField):
-    """A number of rows of the source model."""
-
-
-class RangeMarkField(RangeColumn, models.TextField):
-    """The transactions that may still add rows to a range."""
-
-
-class RangePositionField(RangeColumn, models.FloatField):
-    """Where a range stands among the others: in the order of their keys."""
+    """A number of rows of the source model, or of a range."""
 
 
 class MomentField(ClaimColumn, models.DateTimeField):

@@ -7,9 +7,7 @@ from typing import Any, ClassVar, Self
 from django_taskclaim.conf import NUMBER_OR_NONE
 from django_taskclaim.fields import (
     RangeCountField,
-    RangeKeyField,
-    RangeMarkField,
-    RangePositionField,
+    RangeTextField,
 )
 from django_taskclaim.models.mixins import ClaimBase
 from django_taskclaim.querysets.scope import Rows
@@ -35,18 +33,19 @@ class RangeMixin(ClaimBase):
     plan_ahead: ClassVar[int | None] = None
 
     #: Excluded; NULL where the range begins with the first row.
-    lower = RangeKeyField(null=True, default=None, editable=False)
+    lower = RangeTextField(null=True, default=None, editable=False)
     #: Included. Moves down where the range is split.
-    upper = RangeKeyField(editable=False)
+    upper = RangeTextField(editable=False)
     #: The last key that is done; NULL before the first.
-    checkpoint = RangeKeyField(null=True, default=None, editable=False)
-    #: In the order of keys; a split leaves the position with the part that keeps the upper key.
-    position = RangePositionField(db_index=True, editable=False)
+    checkpoint = RangeTextField(null=True, default=None, editable=False)
+    #: The number under which the range was planned; 0 for the front of one that was split. A plan goes on behind the
+    #: last.
+    position = RangeCountField(db_index=True, editable=False)
     #: About how many rows there are, and how many are done.
     rows_planned = RangeCountField(default=0, db_default=0, editable=False)
     rows_done = RangeCountField(default=0, db_default=0, editable=False)
     #: The transactions that may still add rows to a range of a growing source; NULL for none.
-    open_transactions = RangeMarkField(null=True, default=None, editable=False)
+    open_transactions = RangeTextField(null=True, default=None, editable=False)
 
     objects: ClassVar[RangeManager[Self]] = RangeManager()
 

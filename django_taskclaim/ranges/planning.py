@@ -35,7 +35,7 @@ AHEAD = 16
 Progress = Callable[[int], object]
 
 #: The last planned key and its position, where the plan goes on.
-End = tuple[str | None, float]
+End = tuple[str | None, int]
 
 
 def plan(
@@ -72,7 +72,7 @@ def plan(
 def end_of_plan(target: RangeTarget) -> End:
     """Return where the last range ends, and its position."""
     last_first = target.ranges.order_by("-position").values_list("upper", "position")
-    return last_first.first() or (None, 0.0)
+    return last_first.first() or (None, 0)
 
 
 def _store(target: RangeTarget, end: End, parts: list[Part]) -> int:

@@ -99,13 +99,6 @@ def _split(target: RangeTarget, pk: object, at_least: int) -> bool:
     middle = None if range_ is None else _middle(target, range_, at_least)
     if middle is None:
         return False
-    # The tail keeps the position; the front gets one between that and the range before.
-    lower = target.ranges.filter(position__lt=range_.position).order_by("-position")
-    before: float = lower.values_list("position", flat=True).first() or 0.0
-    position = (before + range_.position) / 2
-    if not before < position < range_.position:
-        # No number is left between them.
-        return False
     # The tail has the user's own columns as the range itself has them.
     guarded = target.claims.columns.guarded_names
     own = {
@@ -115,7 +108,7 @@ def _split(target: RangeTarget, pk: object, at_least: int) -> bool:
     }
     bounds = {"lower": middle.key, "upper": range_.upper, "position": range_.position}
     planned = range_.rows_done + middle.front
-    target.ranges.filter(pk=pk).update(upper=middle.key, position=position, rows_planned=planned)
+    target.ranges.filter(pk=pk).update(upper=middle.key, position=0, rows_planned=planned)
     target.ranges.bulk_create([target.model(**own, **bounds, rows_planned=middle.tail)])
     label = target.model._meta.label
     said = (
