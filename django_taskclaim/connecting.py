@@ -18,7 +18,7 @@ from django.db.transaction import non_atomic_requests
 from django.db.utils import load_backend
 from django.http.response import HttpResponseBase
 
-from django_taskclaim.contention import contention_code, refusal_code
+from django_taskclaim.contention import Meaning, contention_code, meaning_of
 from django_taskclaim.db import dialect_for
 from django_taskclaim.exceptions import RetriesExhausted
 
@@ -35,7 +35,7 @@ def is_contention(error: BaseException) -> bool:
 
 def is_refusal(error: BaseException) -> bool:
     """Say whether *error* speaks of the rows that were to be written, and not of the database, nor of others."""
-    return not isinstance(error, TROUBLE) or refusal_code(error) is not None
+    return not isinstance(error, TROUBLE) or meaning_of(error) is Meaning.REFUSAL
 
 
 #: Set on a connection while nobody waits over it for the same lock again.

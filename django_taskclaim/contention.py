@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+from typing import ParamSpec, TypeAlias, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
@@ -58,7 +58,8 @@ class Meaning(Enum):
     SERVER = auto()
     #: The session has ended or was refused: a network or an operator, too many sessions, an account not let in.
     SESSION = auto()
-    #: The statement was not taken, and nothing was done: it speaks of the rows. Every other code means this.
+    #: The statement was not taken, and nothing was done: it speaks of the rows, in whichever class of errors the driver
+    #: puts it. It did not end the session. Every other code means this.
     REFUSAL = auto()
 
 
@@ -95,33 +96,24 @@ SQLITE_MEANINGS = {
 def contention_code(error: BaseException | None) -> Code | None:
     """Return the database's own code if ``error`` is a lock timeout, deadlock or serialization failure.
 
-    Returns None for every other error. The cause of a database error is looked at, too, for that is where
-    Django keeps the driver's error. The cause of any other error is not: code that raised a ``ValueError``
-    from a deadlock has dealt with the deadlock.
+    Returns None for every other error.
     """
-    return _code(error, Meaning.CONTENTION)
+    code, meaning = _answer(error)
+    return code if meaning is Meaning.CONTENTION else None
 
 
-def server_code(error: BaseException | None) -> Code | None:
-    """Return the database's own code if ``error`` says that the server can write nothing now, else None."""
-    return _code(error, Meaning.SERVER)
+def meaning_of(error: BaseException) -> Meaning | None:
+    """Return what the database says with ``error``; None where it says nothing, because the error is not its own."""
+    return _answer(error)[1]
 
 
-def refusal_code(error: BaseException | None) -> Code | None:
-    """Return the database's own code if ``error`` is its answer to a statement that it does not take, else None.
+def _answer(error: BaseException | None) -> tuple[Code | None, Meaning | None]:
+    """Return the code of an error and what it means, or of what a database error was raised from.
 
-    Such an answer speaks of the rows, in whichever class of errors the driver puts it, and nothing was done. It did
-    not end the session.
+    The cause of a database error is looked at, too, for that is where Django keeps the driver's error. The cause of
+    any other error is not: code that raised a ``ValueError`` from a deadlock has dealt with the deadlock.
     """
-    return _code(error, Meaning.REFUSAL)
-
-
-def _code(error: BaseException | None, wanted: Meaning) -> Code | None:
-    """Return the code of the error, or of what a database error was raised from, if that is what it means."""
-    # No chain of causes is as long, but one may lead back to its beginning.
-    for _ in range(10):
-        if error is None:
-            break
+    while error is not None:
         # PEP 249's class name, which Django, every driver and SQLAlchemy share.
         is_of_database = any(kind.__name__ == "DatabaseError" for kind in type(error).__mro__)
         # psycopg 3, asyncpg and others say sqlstate, psycopg2 says pgcode.
@@ -132,16 +124,15 @@ def _code(error: BaseException | None, wanted: Meaning) -> Code | None:
         if isinstance(sqlstate, str):
             # The code itself, or else its class.
             known = next((sqlstate[:n] for n in (5, 3, 2) if sqlstate[:n] in MEANINGS), "")
-            return sqlstate if MEANINGS.get(known, Meaning.REFUSAL) is wanted else None
+            return sqlstate, MEANINGS.get(known, Meaning.REFUSAL)
         if isinstance(sqlite_code, int):
-            meaning = SQLITE_MEANINGS.get(sqlite_code & 0xFF, Meaning.REFUSAL)
-            return sqlite_code if meaning is wanted else None
+            return sqlite_code, SQLITE_MEANINGS.get(sqlite_code & 0xFF, Meaning.REFUSAL)
         if isinstance(number, int):
             # From 2000 to 2999 the client speaks: the server is gone.
             usual = Meaning.SESSION if number // 1000 in (0, 2) else Meaning.REFUSAL
-            return number if MEANINGS.get(number, usual) is wanted else None
+            return number, MEANINGS.get(number, usual)
         error = error.__cause__ if is_of_database else None
-    return None
+    return None, None
 
 
 # Retries
@@ -181,10 +172,6 @@ class retry_on_contention:
     atomic: bool = True
     #: False passes a lock timeout on at once, to a caller who can go around the lock.
     lock_timeouts: bool = True
-
-    def __post_init__(self) -> None:
-        if self.retries is not None and self.retries < 0:
-            raise ValueError(f"retries must be 0 or more, not {self.retries!r}.")
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
         """Return ``function`` wrapped so that each call of it is retried."""
@@ -271,17 +258,16 @@ class retry_on_contention:
         return list(connections.all(initialized_only=True))
 
 
-def Retriable(target: T, **options: Any) -> T:
+def Retriable(target: T, *, retries: int | None = None, using: str | None = None) -> T:
     """Return what stands in for ``target`` and retries contention in each of its public methods.
 
-    Every other attribute is read from the target as it is. Generators and coroutines pass through unretried; they
-    are a TypeError with ``atomic=True``, because no transaction could cover them.
+    Every other attribute is read from the target as it is. Generators and coroutines pass through unretried.
 
-    The options are those of ``retry_on_contention``, but a method manages its own transactions unless
-    ``atomic=True`` is asked for, since the target may be anything. Without ``using``, a transaction open
-    on any alias keeps errors of Django's from being retried; errors of other libraries always are.
+    The options are those of ``retry_on_contention``, but a method manages its own transactions, since the target may
+    be anything. Without ``using``, a transaction open on any alias keeps errors of Django's from being retried; errors
+    of other libraries always are.
     """
-    return cast(T, _Proxy(target, retry_on_contention(**{"atomic": False, **options})))
+    return cast(T, _Proxy(target, retry_on_contention(retries=retries, using=using, atomic=False)))
 
 
 class _Proxy:
@@ -295,9 +281,7 @@ class _Proxy:
             raise AttributeError(name)
         value = getattr(self._target, name)
         is_public_method = inspect.isroutine(value) and not name.startswith("_")
-        if is_public_method and (self._retry.atomic or not _does_nothing_yet(value)):
-            return self._retry(value)
-        return value
+        return self._retry(value) if is_public_method and not _does_nothing_yet(value) else value
 
     def __repr__(self) -> str:
         return f"Retriable({self._target!r})"

@@ -13,7 +13,7 @@ from django.db import InterfaceError, InternalError, OperationalError, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.sql.compiler import SQLCompiler
 
-from django_taskclaim.contention import refusal_code
+from django_taskclaim.contention import Meaning, meaning_of
 from django_taskclaim.db.session import Session
 from django_taskclaim.db.sql import (
     SKIP,
@@ -173,7 +173,7 @@ class Dialect(Session):
 
     def may_be_done(self, error: Exception) -> bool:
         """Say whether the statement, or the COMMIT, that *error* came from may have been carried out all the same."""
-        return refusal_code(error) is None
+        return meaning_of(error) is not Meaning.REFUSAL
 
     def may_be_of_reading(self, error: Exception) -> bool:
         """Say whether *error* may come from values of a row that cannot be read, and not from a server in trouble."""

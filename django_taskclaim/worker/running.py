@@ -26,7 +26,7 @@ from django_taskclaim.connecting import (
     is_refusal,
     left_open,
 )
-from django_taskclaim.contention import server_code
+from django_taskclaim.contention import Meaning, meaning_of
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
@@ -280,7 +280,7 @@ class Running:
         a row that brings that about each time must end in ``failed``.
         """
         # Any error but Django's is about a file of the handler's.
-        if isinstance(error, TROUBLE) and server_code(error) is not None:
+        if isinstance(error, TROUBLE) and meaning_of(error) is Meaning.SERVER:
             # The handler may write to another database, or in a transaction that only reads.
             is_ours = not ClaimTarget.of(handler.model, self.using).is_writable()
             return is_ours or self.keeper.was_away_since(since)

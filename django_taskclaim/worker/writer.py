@@ -23,7 +23,7 @@ from django_taskclaim.connecting import (
     is_refusal,
     waiting_once,
 )
-from django_taskclaim.contention import server_code
+from django_taskclaim.contention import Meaning, meaning_of
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import class_and_text, text_to_store
 from django_taskclaim.exceptions import ClaimLost
@@ -326,7 +326,7 @@ class _Search:
                 ensure_usable(self.using)
             return True
         self._ended_session = error
-        if connection.in_atomic_block or server_code(error) is not None:
+        if connection.in_atomic_block or meaning_of(error) is Meaning.SERVER:
             # The session goes on, but the server can write nothing.
             return False
         drop_broken(self.using)
