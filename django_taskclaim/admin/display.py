@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
 
-from django.contrib import admin
 from django.db import DEFAULT_DB_ALIAS, models
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -16,7 +15,6 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_taskclaim.admin.permissions import Base
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
 from django_taskclaim.formatting import format_duration
@@ -202,19 +200,3 @@ def summary(facts: RowFacts, *, all_of_it: bool = False) -> SafeString:
         parts[1:1] = [held(facts), tried(facts)]
     spans = format_html_join("", "<span>{}</span>", ((part,) for part in parts if part))
     return format_html('<div class="taskclaim-told">{}{}</div>', pill(facts.kind), spans)
-
-
-# As a ModelAdmin names it
-
-
-class ClaimDisplay(Base):
-    """The columns that a list may show of a claim."""
-
-    @admin.display(description=gettext_lazy("state"))
-    def claim_state(self, obj: models.Model) -> SafeString:
-        return pill(facts_of(obj).kind)
-
-    @admin.display(description=gettext_lazy("claim"))
-    def claim_summary(self, obj: models.Model) -> SafeString:
-        """State, error, holder, tries and time in one column."""
-        return summary(facts_of(obj))

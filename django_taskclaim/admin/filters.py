@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.contrib.admin import SimpleListFilter
+from django.contrib.admin.views.main import ALL_VAR, IS_FACETS_VAR, ORDER_VAR, PAGE_VAR
 from django.core.paginator import Paginator
 from django.db import connections, models
 from django.http import HttpRequest
@@ -20,11 +21,14 @@ from django_taskclaim.admin.display import EXPIRED, STATES, WAITING
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db import dialect_for
 from django_taskclaim.monitoring.counts import count_rows
-from django_taskclaim.querysets.scope import is_expired, is_waiting
-from django_taskclaim.states import WORKER_MARK, Status
-from django_taskclaim.templatetags.taskclaim_admin import holder_text, number, short
+from django_taskclaim.querysets.scope import in_state, is_expired, is_waiting
+from django_taskclaim.states import Status
+from django_taskclaim.templatetags.taskclaim_admin import number, short
 
-#: So many running, or failed, rows are looked through for choices to offer.
+#: What the parameters of our filters begin with, and those of Django's that leave all rows in the list.
+OURS, NARROWS_NOTHING = "claim_", (ORDER_VAR, PAGE_VAR, ALL_VAR, IS_FACETS_VAR)
+
+#: So many failed rows are looked through for choices to offer.
 LOOKED_THROUGH = 5_000
 
 #: More choices than that help nobody.
@@ -35,7 +39,7 @@ Rows = models.QuerySet[Any]
 
 
 class ClaimFilter(SimpleListFilter):
-    """A filter by the claim columns; the list draws it above its rows."""
+    """A filter by the claim columns; the list draws it above its rows. One of them at most is in force."""
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
         """Return the rows that match; all where nothing, or nothing that can be, is asked for."""
@@ -46,27 +50,24 @@ class ClaimFilter(SimpleListFilter):
         """Yield the choices without Django's facets, which would be one more count of the whole table."""
         shown = self.value()
         for value, display in [(None, _("All")), *self.lookup_choices]:
-            query = changelist.get_query_string({self.parameter_name: value})
+            query = changelist.get_query_string({self.parameter_name: value}, [OURS])
             yield {"selected": value == shown, "query_string": query, "display": display}
 
     def matching(self, rows: Rows, value: str) -> Rows:
         raise NotImplementedError
-
-    def in_state(self, rows: Rows, status: str, **more: object) -> Rows:
-        return rows.filter(**{claim_columns(rows.model).status.name: status}, **more)
 
 
 class StateFilter(ClaimFilter):
     """By state, with waiting and expired rows told apart from the others."""
 
     title = gettext_lazy("state")
-    parameter_name = "claim_state"
+    parameter_name = f"{OURS}state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
         rows, counts = model_admin.get_queryset(request), dict[str, str]()
         columns = claim_columns(rows.model)
         # Other rows would be counted to their end, or are not all that there are.
-        if columns.owned_by(rows.model) and not rows.query.where:
+        if columns.owned_by(rows.model) and not rows.query.where and shows_all(request):
             known = count_rows(rows.model, rows.db)
             for status in Status:
                 n = getattr(known.progress, status)
@@ -76,63 +77,45 @@ class StateFilter(ClaimFilter):
         return [(one, format_html(shape, one, STATES[one], counts.get(one, ""))) for one in kinds]
 
     def matching(self, rows: Rows, value: str) -> Rows:
+        columns = claim_columns(rows.model)
         if value == WAITING:
-            return self.in_state(rows, Status.OPEN).filter(is_waiting(claim_columns(rows.model)))
+            return rows.filter(in_state(columns, Status.OPEN), is_waiting(columns))
         if value == EXPIRED:
-            return rows.filter(is_expired(claim_columns(rows.model)))
-        return self.in_state(rows, value) if value in Status else rows
+            return rows.filter(is_expired(columns))
+        return rows.filter(in_state(columns, Status(value))) if value in Status else rows
 
 
-class GroupFilter(ClaimFilter):
-    """By what a column has of rows in one state; the choices are found among the first of them."""
-
-    status: Status
-    role: str
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
-        field = getattr(claim_columns(model_admin.model), self.role)
-        if field is None:
-            return []
-        rows = self.in_state(model_admin.get_queryset(request), self.status).order_by()
-        values = list(rows.values_list(field.name, flat=True)[:LOOKED_THROUGH])
-        more = "+" * (len(values) == LOOKED_THROUGH)
-        # All batches of a worker share the part up to its mark.
-        groups = Counter("".join(value.partition(WORKER_MARK)[:2]) for value in values if value)
-        most = sorted(groups.most_common(MOST_CHOICES))
-        return [(value, f"{self.words(value)} {number(n)}{more}") for value, n in most]
-
-    def matching(self, rows: Rows, value: str) -> Rows:
-        lookup = "__startswith" if value.endswith(WORKER_MARK) else ""
-        named = {f"{getattr(claim_columns(rows.model), self.role).name}{lookup}": value}
-        return self.in_state(rows, self.status, **named)
-
-    def words(self, value: str) -> str:
-        raise NotImplementedError
-
-
-class HolderFilter(GroupFilter):
-    """By who holds rows now; the batches of one worker process are one holder."""
-
-    title = gettext_lazy("holder")
-    parameter_name = "claim_holder"
-    status, role = Status.PROCESSING, "claimed_by"
-
-    def words(self, value: str) -> str:
-        return holder_text(value)
-
-
-class ErrorFilter(GroupFilter):
-    """By the class of the error that failed rows ended with."""
+class ErrorFilter(ClaimFilter):
+    """By the class of the error that failed rows ended with; the choices are found among the first of them."""
 
     title = gettext_lazy("failed with")
-    parameter_name = "claim_error"
-    status, role = Status.FAILED, "error_class"
+    parameter_name = f"{OURS}error"
 
-    def words(self, value: str) -> str:
-        return value.rpartition(".")[2]
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
+        columns = claim_columns(model_admin.model)
+        if columns.error_class is None:
+            return []
+        failed = model_admin.get_queryset(request).filter(in_state(columns, Status.FAILED))
+        names = failed.order_by().values_list(columns.error_class.name, flat=True)
+        found = Counter(names[:LOOKED_THROUGH])
+        more, counts = "+" * (found.total() == LOOKED_THROUGH), dict[str, str]()
+        if shows_all(request):
+            counts = {name: f" {number(n)}{more}" for name, n in found.items()}
+        most = sorted(name for name, _n in found.most_common(MOST_CHOICES) if name)
+        return [(name, name.rpartition(".")[2] + counts.get(name, "")) for name in most]
+
+    def matching(self, rows: Rows, value: str) -> Rows:
+        columns = claim_columns(rows.model)
+        assert columns.error_class is not None, "else there is nothing to choose"
+        return rows.filter(in_state(columns, Status.FAILED), **{columns.error_class.name: value})
 
 
-FILTERS: tuple[type[ClaimFilter], ...] = (StateFilter, ErrorFilter, HolderFilter)
+FILTERS: tuple[type[ClaimFilter], ...] = (StateFilter, ErrorFilter)
+
+
+def shows_all(request: HttpRequest) -> bool:
+    """Say whether no search and no filter but ours narrows the list, so that a count of all rows says the truth."""
+    return all(name in NARROWS_NOTHING or name.startswith(OURS) for name in request.GET)
 
 
 def order_of(model: type[models.Model], asked: Mapping[str, object], alias: str) -> list[str]:

@@ -13,11 +13,12 @@ from django.urls import URLPattern
 from django.utils.http import urlencode
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.actions import CLAIM_ACTIONS, FILTERS_KEPT, ClaimActions, alias_of
 from django_taskclaim.admin.control_room.mounting import register
 from django_taskclaim.admin.control_room.snapshot import pause_sentence
-from django_taskclaim.admin.display import ClaimDisplay, facts_of, look_at, summary
+from django_taskclaim.admin.display import facts_of, look_at, summary
 from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, ClaimFilter, order_of
 from django_taskclaim.columns import (
     LINK,
@@ -51,11 +52,8 @@ else:
             " and add 'admin_actions' to INSTALLED_APPS."
         ) from error
 
-#: What a list tells of a claim: all in one column, unless the user has named the one that shows the state alone.
-SUMMARY, STATE = "claim_summary", "claim_state"
 
-
-class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin):
+class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
     """For the ModelAdmin of a claimable model, named before any base of your own.
 
         @admin.register(Photo)
@@ -107,10 +105,10 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin):
     # The list
 
     def get_list_display(self, request: HttpRequest) -> tuple[Any, ...]:
-        """Return the user's columns, with that of the claim beside the first unless they name it, or its state."""
+        """Return the user's columns, with that of the claim beside the first unless they name it."""
         shown = list(dict.fromkeys([*super().get_list_display(request), "actions_holder"]))
-        if {SUMMARY, STATE}.isdisjoint(shown):
-            shown.insert(1, SUMMARY)
+        if "claim_summary" not in shown:
+            shown.insert(1, "claim_summary")
         return tuple(shown)
 
     def get_list_filter(self, request: HttpRequest) -> Any:
@@ -134,6 +132,11 @@ class ClaimAdminMixin(ClaimDisplay, ClaimActions, ActionsModelAdmin):
             if (facts := facts_of(row)).status != Status.COMPLETE:
                 facts.buttons = list(self.claim_row_buttons(request, row, query=query))[:1]
         return changes
+
+    @admin.display(description=gettext_lazy("claim"))
+    def claim_summary(self, obj: models.Model) -> str:
+        """State, error, holder, tries and time in one column."""
+        return summary(facts_of(obj))
 
     @admin.display(description="", empty_value="")
     def actions_holder(self, instance: Any) -> str:
