@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.contrib.admin import SimpleListFilter
-from django.contrib.admin.views.main import ALL_VAR, IS_FACETS_VAR, ORDER_VAR, PAGE_VAR
+from django.contrib.admin.views.main import ALL_VAR, ORDER_VAR, PAGE_VAR
 from django.core.paginator import Paginator
 from django.db import connections, models
 from django.http import HttpRequest
@@ -26,7 +26,7 @@ from django_taskclaim.states import Status
 from django_taskclaim.templatetags.taskclaim_admin import number, short
 
 #: What the parameters of our filters begin with, and those of Django's that leave all rows in the list.
-OURS, NARROWS_NOTHING = "claim_", (ORDER_VAR, PAGE_VAR, ALL_VAR, IS_FACETS_VAR)
+OURS, NARROWS_NOTHING = "claim_", (ORDER_VAR, PAGE_VAR, ALL_VAR, "_facets")
 
 #: So many failed rows are looked through for choices to offer.
 LOOKED_THROUGH = 5_000
