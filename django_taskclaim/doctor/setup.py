@@ -1,19 +1,19 @@
 """The setup that claims need: tables, columns, settings and a server in order."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 from django.apps import apps
 from django.core import checks
-from django.db import DatabaseError, Error, connections, models, router
+from django.db import DatabaseError, Error, connections, models, router, transaction
 
 from django_taskclaim.checks import OUR_APPS, TAG, check_servers
 from django_taskclaim.columns import has_ranges, is_companion, source_link
 from django_taskclaim.db.sql import real_name
-from django_taskclaim.fields import AnyField, ClaimColumn
-from django_taskclaim.formatting import first_line, format_duration, listed
+from django_taskclaim.fields import ClaimColumn
+from django_taskclaim.formatting import first_line, format_duration
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.ranges.keys import source_of
@@ -26,20 +26,31 @@ LONG = timedelta(minutes=1)
 
 
 def missing_tables(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
-    """Yield the tables and columns that the databases lack; without them no row can be claimed and read."""
+    """Yield the tables that cannot be read with their columns; without them no row can be claimed and read.
+
+    Raises the error of a database that does not answer.
+    """
     for at, needed in _needed(model, alias).items():
-        connection = connections[at]
-        with connection.cursor() as cursor:
-            tables = set(connection.introspection.table_names(cursor, include_views=True))
+        connections[at].ensure_connection()
         # One command may make several tables; the first one is named.
-        absent: dict[str, str] = {}
+        found: dict[str, str] = {}
         for one in needed:
-            if _is_there(one, tables):
-                yield from _missing_columns(one, at)
-            else:
-                absent.setdefault(_how_to_make(one, at), real_name(one._meta.db_table))
-        for command, name in absent.items():
-            yield checks.Error(f"The database {at!r} lacks the table {name}.", command)
+            try:
+                with transaction.atomic(using=at), connections[at].cursor() as cursor:
+                    cursor.execute(_reads_nothing(one, at), ())
+            except DatabaseError as error:
+                text = f"The table {real_name(one._meta.db_table)} on {at!r} cannot be read"
+                found.setdefault(_how_to_make(one, at), f"{text}: {first_line(error)}.")
+        yield from (checks.Error(text, command) for command, text in found.items())
+
+
+def _reads_nothing(model: type[models.Model], alias: str) -> str:
+    """Return a statement that names every column of the model's own table, and finds no row."""
+    quote, meta = connections[alias].ops.quote_name, model._meta
+    table = quote(meta.db_table)
+    # With the table before it, no database takes the name of a column that is not there for a text.
+    columns = [quote(one.column) for one in meta.local_concrete_fields if one.column]
+    return f"SELECT {', '.join(f'{table}.{name}' for name in columns)} FROM {table} WHERE 1 = 0"
 
 
 def _needed(model: type[models.Model], alias: str) -> dict[str, list[type[models.Model]]]:
@@ -48,7 +59,8 @@ def _needed(model: type[models.Model], alias: str) -> dict[str, list[type[models
     needed = {alias: [concrete, *concrete._meta.all_parents]}
     for label in OUR_APPS:
         if label in apps.app_configs and (label == TAG or router.allow_migrate(alias, label)):
-            needed[alias] += apps.get_app_config(label).get_models()
+            ours = apps.get_app_config(label).get_models()
+            needed[alias] += [one for one in ours if not one._meta.proxy]
     # A system check reports a source that does not exist.
     with suppress(TypeError):
         if is_companion(model):
@@ -59,37 +71,14 @@ def _needed(model: type[models.Model], alias: str) -> dict[str, list[type[models
     return needed
 
 
-def _is_there(model: type[models.Model], tables: set[str]) -> bool:
-    """Say whether the model's table is among *tables*, or its name carries a schema, which no list of tables shows."""
-    name = model._meta.db_table
-    return '"."' in name or "`.`" in name or real_name(name) in tables
-
-
-def _missing_columns(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
-    connection, table = connections[alias], model._meta.db_table
-    with connection.cursor() as cursor:
-        # Django's introspection describes no table of another schema.
-        cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)} WHERE 1 = 0", ())
-        # Most databases ignore the case of a column's name.
-        known = {column[0].lower() for column in cursor.description}
-    fields = model._meta.local_concrete_fields
-    missing = [field for field in fields if real_name(field.column).lower() not in known]
-    if missing:
-        names = listed([real_name(field.column) for field in missing], most=20)
-        yield checks.Error(
-            f"The table {real_name(table)} on {alias!r} lacks the column{'s' * (len(missing) > 1)} {names}.",
-            _how_to_make(model, alias, missing),
-        )
-
-
-def _how_to_make(model: type[models.Model], alias: str, columns: Iterable[AnyField] = ()) -> str:
-    """Return the commands that make the table of *model*, or these *columns* of it."""
+def _how_to_make(model: type[models.Model], alias: str) -> str:
+    """Return the commands that make the table of *model* as it has to be."""
     meta = model._meta
     if not meta.managed:
         return "Look at db_table and at DATABASES: migrations do not make this table (managed = False)."
     migrate = f"Run: manage.py migrate {meta.app_label} --database {alias}"
-    if any(isinstance(field, ClaimColumn) for field in columns):
-        return f"{migrate}; if no migration adds them, first manage.py claimadopt {meta.label}"
+    if any(isinstance(field, ClaimColumn) for field in meta.local_concrete_fields):
+        return f"{migrate}; if no migration adds its claim columns, first manage.py claimadopt {meta.label}"
     return migrate
 
 

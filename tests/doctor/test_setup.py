@@ -29,7 +29,7 @@ def test_a_missing_table_is_named_with_the_command_that_makes_it(
         (finding,) = examine(ClaimOnly, "default")
     assert finding.is_serious()
     assert missing._meta.db_table in finding.msg
-    assert finding.hint.endswith(command)
+    assert command in finding.hint
 
 
 def test_a_missing_column_is_named_with_the_command_that_adds_it() -> None:
@@ -39,7 +39,8 @@ def test_a_missing_column_is_named_with_the_command_that_adds_it() -> None:
         (finding,) = examine(ClaimOnly, "default")
     finally:
         send(f"ALTER TABLE {table} RENAME COLUMN taken_at TO claimed_at")
-    assert "lacks the column claimed_at" in finding.msg
+    assert "cannot be read: " in finding.msg
+    assert "claimed_at" in finding.msg
     assert "manage.py claimadopt" in finding.hint
 
 
