@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from django_taskclaim.handlers import handler as handler
     from django_taskclaim.leases import named_lease as named_lease
-    from django_taskclaim.policy import Retry as Retry
     from django_taskclaim.taking import take as take
 
 __version__ = "0.1.0"
-__all__ = ["Retry", "__version__", "handler", "named_lease", "take"]
+__all__ = ["__version__", "handler", "named_lease", "take"]
 
 #: Where each public name is found.
 _MODULES = {
-    "Retry": "policy",
     "handler": "handlers",
     "named_lease": "leases",
     "take": "taking",

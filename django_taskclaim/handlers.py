@@ -195,7 +195,7 @@ class HandlerOptions(TypedDict, total=False):
     max_attempts: int | None
     #: A function from the number of failures to the wait before the next try.
     backoff: Backoff | None
-    #: What classes of exceptions mean: ``Permanent``, a ``RetryLater``, or a ``Retry``.
+    #: What classes of exceptions mean: ``Permanent``, a ``RetryLater``, or None: as usual.
     errors: Mapping[type[BaseException], Rule] | None
     #: The function of a companion (``SourceMixin``) gets the source instead of the row, and ``update_fields`` may name
     #: columns of either. A row whose source is gone fails, or with ``"complete"`` is completed.

@@ -31,24 +31,8 @@ SHORTEST_LEASE, LONGEST_LEASE = timedelta(seconds=2), timedelta(days=1)
 #: Given how often a row has failed (1 for the first time), how long it waits.
 Backoff = Callable[[int], timedelta | float]
 
-_BACKOFF = conf.or_none(accepting("a function of the number of failures", callable))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Retry:
-    """How often a row is tried again after errors of one kind, and how long it waits; None as for any other error."""
-
-    max_attempts: int | None = conf.option(conf.NUMBER_OR_NONE)
-    backoff: Backoff | None = conf.option(_BACKOFF)
-
-    def __post_init__(self) -> None:
-        conf.check_options(self)
-
-
-_AS_USUAL = Retry()
-
-#: What an error means for its row: no further try, one that is put off uncounted, or tries of its own.
-Rule: TypeAlias = type[Permanent] | RetryLater | Retry
+#: What an error means for its row: no further try, one that is put off uncounted, or (None) one as usual.
+Rule: TypeAlias = type[Permanent] | RetryLater | None
 
 
 def _read_errors(errors: object) -> dict[type[BaseException], Rule]:
@@ -59,9 +43,9 @@ def _read_errors(errors: object) -> dict[type[BaseException], Rule]:
     for kind, rule in errors.items():
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
             raise ValueError(f"errors must name exception classes, not {kind!r:.200}.")
-        if rule is not Permanent and not isinstance(rule, (RetryLater, Retry)):
+        if rule not in (Permanent, None) and not isinstance(rule, RetryLater):
             raise ValueError(
-                f"errors must say Permanent, RetryLater(seconds) or Retry(…) for {kind.__name__}, not {rule!r:.200}."
+                f"errors must say Permanent, RetryLater(seconds) or None for {kind.__name__}, not {rule!r:.200}."
             )
     return dict(errors)
 
@@ -95,7 +79,9 @@ class Policy:
 
     own_lease: timedelta | None = conf.option(conf.or_none(conf.DURATION))
     own_max_attempts: int | None = conf.option(conf.NUMBER_OR_NONE)
-    own_backoff: Backoff | None = conf.option(_BACKOFF)
+    own_backoff: Backoff | None = conf.option(
+        conf.or_none(accepting("a function of the number of failures", callable))
+    )
     #: What errors of these classes mean, and of their subclasses that are not named themselves.
     errors: Mapping[type[BaseException], Rule] = conf.option(
         Kind("a mapping from exception classes to what they mean", _read_errors), hash=False
@@ -173,15 +159,14 @@ class Policy:
             # A subclass may never have set its delay.
             wait = partial(_waiting_time, lambda _: rule.delay, failures)
             return Verdict(final=False, counted=False, everyone=rule.everyone, wait=wait)
-        own = rule if isinstance(rule, Retry) else _AS_USUAL
-        if failures >= (own.max_attempts or self.max_attempts):
+        if failures >= self.max_attempts:
             return Verdict(final=True, counted=True)
         # The settings are read here, once for all rows that are judged alike.
-        named = own.backoff or self.own_backoff
+        named = self.own_backoff
         backoff = partial(_waiting_time, named) if named else usual_backoff()
         return Verdict(final=False, counted=True, wait=partial(backoff, failures))
 
-    def _rule(self, error: object) -> Rule | None:
+    def _rule(self, error: object) -> Rule:
         """Return the rule for the nearest class of *error*; Permanent and RetryLater speak for themselves."""
         kind = error if isinstance(error, type) else type(error)
         for cls in kind.__mro__:
