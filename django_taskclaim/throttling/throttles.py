@@ -30,8 +30,6 @@ from django_taskclaim.throttling.health import Check, loaded, name_of
 
 logger = logging.getLogger("django_taskclaim.throttling")
 
-BREAKER = "circuit breaker"
-
 #: A stop outlives so many questions that should have been asked, and SHORTEST_STOP seconds at least; then it ends.
 QUESTIONS_MISSED, SHORTEST_STOP = 3, 5.0
 #: Seconds without an answer after which a check counts as hanging.
@@ -78,13 +76,12 @@ class HealthCheck:
         every = conf.duration("HEALTH_EVERY").total_seconds()
         # Spread out, so that the processes of a host do not all ask at once.
         self.asked_at, self.due_at = clock(), clock() + every * random.uniform(0.75, 1.0)
-        words = using, max(QUESTIONS_MISSED * every, SHORTEST_STOP)
         self.thread = threading.Thread(
-            target=self._ask, args=words, name="taskclaim-check", daemon=True
+            target=self._ask, args=[using, every], name="taskclaim-check", daemon=True
         )
         self.thread.start()
 
-    def _ask(self, using: str, stands_for: float) -> None:
+    def _ask(self, using: str, every: float) -> None:
         """Note what the check answers; one that raises stops nothing."""
         use_own_connection(using)
         try:
@@ -99,7 +96,8 @@ class HealthCheck:
             return
         finally:
             connections.close_all()
-        self.state = ThrottleState(reason, clock() + stands_for) if reason else None
+        until = clock() + max(QUESTIONS_MISSED * every, SHORTEST_STOP)
+        self.state = ThrottleState(reason, until) if reason else None
         self.has_answered = True
 
     def note_broken(self, why: str) -> None:
@@ -127,7 +125,7 @@ class Throttles:
         self.process, self.using = process, using
         self._checks = _checks(checks_of)
         is_on = conf.setting("BREAKER") is not None
-        self._breakers = {model: CircuitBreaker() for model in checks_of} if is_on else {}
+        self._breakers = {model: CircuitBreaker(model) for model in checks_of} if is_on else {}
         #: The rows of this process.
         self._written: dict[ThrottleKey, ThrottleState] = {}
         if self._breakers:
@@ -151,11 +149,6 @@ class Throttles:
         return None if breaker is None else breaker.room()
 
     # What the circuit breaker hears
-
-    def claimed(self, model: type[Model], rows: int) -> None:
-        """Note that a claim has returned so many rows."""
-        if breaker := self._breakers.get(model):
-            breaker.claimed(rows)
 
     def has_breaker(self, model: type[Model]) -> bool:
         """Whether the outcomes of tries of *model* count for anything."""
@@ -209,9 +202,13 @@ class Throttles:
 
     def _states(self) -> dict[ThrottleKey, ThrottleState]:
         """Return the stops that are in force."""
-        found = [((model, one.name), one.state) for one in self._checks for model in one.models]
-        found += [((model, BREAKER), one.state) for model, one in self._breakers.items()]
-        return {key: state for key, state in found if state is not None and clock() < state.until}
+        sources: list[HealthCheck | CircuitBreaker] = [*self._checks, *self._breakers.values()]
+        return {
+            (model, one.name): state
+            for one in sources
+            for model in one.models
+            if (state := one.state) is not None and clock() < state.until
+        }
 
     def _row(self, key: ThrottleKey, state: ThrottleState) -> Throttle:
         model, source = key

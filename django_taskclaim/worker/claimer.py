@@ -316,7 +316,6 @@ class Claimer(threading.Thread):
             self.keeper.note_ambiguous(handler, call)
             raise
         self._note_use()
-        throttles.claimed(source.model, len(rows))
         if not rows:
             return rows
         watch(rows)
