@@ -15,7 +15,5 @@ class TaskClaimConfig(AppConfig):
 
     def ready(self) -> None:
         from django_taskclaim import checks  # noqa: F401 - registers them
-        from django_taskclaim.handlers import register_waiting
 
         autodiscover_modules("claims")
-        register_waiting()

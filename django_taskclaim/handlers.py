@@ -204,15 +204,6 @@ class HandlerOptions(TypedDict, total=False):
 
 _handlers: dict[type[models.Model], Handler] = {}
 
-#: What was decorated while models were still being loaded.
-_waiting: list[tuple[object, Callable[..., object], HandlerOptions]] = []
-
-
-def register_waiting() -> None:
-    """Register what was decorated while models were still being loaded."""
-    while _waiting:
-        _declare(*_waiting.pop(0))
-
 
 def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
     """Register the decorated function as what workers do with each row of *model*, a class or ``"photos.Photo"``.
@@ -223,15 +214,12 @@ def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) 
 
     The options, and what each means, are those of ``HandlerOptions``.
 
-    Raises TypeError or ValueError in one sentence for options that make no sense, and ImproperlyConfigured for a
-    second handler of the same model.
+    Raises TypeError or ValueError in one sentence for options that make no sense, ImproperlyConfigured for a second
+    handler of the same model, and AppRegistryNotReady in a module that Django loads with the models.
     """
 
     def decorate(function: F) -> F:
-        if apps.models_ready:
-            _declare(model, function, options)
-        else:
-            _waiting.append((model, function, options))
+        _declare(model, function, options)
         return function
 
     # @handler without parentheses is refused.
@@ -241,6 +229,7 @@ def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) 
 def _declare(model: object, function: Callable[..., object], options: HandlerOptions) -> None:
     """Register *function*; what is wrong is raised with its name, which is not always in the traceback."""
     try:
+        apps.check_models_ready()
         if unknown := sorted(options.keys() - HandlerOptions.__annotations__.keys()):
             known = ", ".join(sorted(HandlerOptions.__annotations__))
             raise TypeError(f"@handler has no option {', '.join(unknown)}. It has {known}.")
@@ -281,7 +270,8 @@ def _register(
             f"{model._meta.label} has the handler {old.name}; {new.name} is a second one."
         )
     _handlers[model] = policies[model] = new
-    _note_who_is_called()
+    if new.wake_up:
+        called_for.add(claim_columns(model).owner)
 
 
 def _model_of(given: object) -> type[models.Model]:
@@ -329,12 +319,6 @@ def _mistakes(new: Handler) -> Iterator[str]:
         )
 
 
-def _note_who_is_called() -> None:
-    """Note the tables whose workers are woken when rows are added."""
-    called_for.clear()
-    called_for.update(claim_columns(one.model).owner for one in _handlers.values() if one.wake_up)
-
-
 def handler_for(model: type[models.Model]) -> Handler | None:
     """Return the handler of *model*: the registered one, its own ``process()``, or None."""
     found, own = _handlers.get(model), getattr(model, "process", None)
@@ -368,5 +352,4 @@ def models_with_handler() -> list[type[models.Model]]:
 def unregister(model: type[models.Model]) -> None:
     """Forget the handler of *model* and let its policy follow the settings again; for tests and shells."""
     _handlers.pop(model, None)
-    _note_who_is_called()
     policies.pop(model, None)

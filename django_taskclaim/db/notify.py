@@ -27,7 +27,7 @@ def can_call(connection: BaseDatabaseWrapper) -> bool:
 
 # Calling idle workers when there are new rows, after the commit
 
-#: The models that hold our columns and have a handler that wants to be called; filled as handlers are registered.
+#: The models that hold our columns and had a handler that wants to be called; filled as handlers are registered.
 called_for: set[type[models.Model]] = set()
 
 
