@@ -1,4 +1,4 @@
-"""Why nothing is moving, one sentence for each reason, and rows that no claim finds because they contradict themselves.
+"""Why nothing is moving, one sentence for each reason, and rows that contradict themselves.
 
 ``claimdoctor`` and the control room show them.
 """
@@ -20,6 +20,8 @@ from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.monitoring.overview import Overview, throttles_by_source
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.scope import in_state
+from django_taskclaim.querysets.why_empty import WhyEmpty
 from django_taskclaim.states import Status
 from django_taskclaim.switch import paused_model
 
@@ -32,7 +34,7 @@ def reasons(seen: Overview) -> Reasons:
     if seen.due:
         looks += [_nobody_works, _hidden, _limited]
     else:
-        looks += [_waiting, _held]
+        looks += [_none_due]
     found = [finding for look in [*looks, _ended] for finding in look(seen)]
     due = _rows(seen, seen.due, Status.OPEN)
     yield from found or [checks.Info(f"{due} due, and workers are alive.")]
@@ -113,16 +115,13 @@ def _hidden(seen: Overview) -> Reasons:
     found, model = handler_for(seen.model), seen.model
     rows: Any = found.rows(seen.alias) if found else model._default_manager.using(seen.alias)
     # Nothing hides a row but a condition. Where open rows are too many to count, the hidden ones are too.
-    if not (hasattr(rows, "due") and rows.query.where) or Status.OPEN in seen.estimated:
+    if not rows.query.where or Status.OPEN in seen.estimated:
         return
-    if (visible := rows.due().count()) >= seen.due:
-        return
-    # Counted again, because rows that were claimed since the first count are not hidden.
-    every = ClaimQuerySet[Any](model, using=seen.alias).due().count()
-    if every > visible:
+    every: Any = ClaimQuerySet(model, using=seen.alias).due()
+    if hidden := every.exclude(pk__in=rows.order_by().values("pk")).count():
         by = "handler's queryset" if found is not None and found.queryset else "default manager"
         yield checks.Warning(
-            f"The {by} hides {counted(every - visible, 'due row')} of {every:,}, which no worker claims.",
+            f"The {by} hides {counted(hidden, 'due row')} of {seen.due:,}, which no worker claims.",
             "Intended? Else give the handler queryset=… with a manager that shows them.",
         )
 
@@ -134,9 +133,8 @@ def _limited(seen: Overview) -> Reasons:
         return
     why = ClaimQuerySet[Any](seen.model, using=seen.alias).why_empty()
     if why.stopped or why.kept_back:
-        per_key = f"{counted(why.kept_back, 'due row')} kept back by a limit per key"
         yield checks.Warning(
-            f"{why.stopped or per_key}.",
+            f"{why}.",
             "They follow as running rows end; a row of a serial key that has failed needs a reset."
             f" manage.py claimlimit {seen.model._meta.label} changes the limits of all.",
         )
@@ -145,26 +143,16 @@ def _limited(seen: Overview) -> Reasons:
 # Why no row is due
 
 
-def _waiting(seen: Overview) -> Reasons:
-    if seen.progress.open and seen.next_due is not None:
-        rows = _rows(seen, seen.progress.open, Status.OPEN, "open row")
-        until, wait = format_moment(seen.next_due), format_duration(seen.next_due - seen.now)
-        yield checks.Warning(f"No row is due: {rows}, the first is due in {wait} (at {until}).")
+def _none_due(seen: Overview) -> Reasons:
+    held = seen.progress.processing - seen.expired
+    if held or seen.waiting:
+        why = WhyEmpty("", held, seen.next_free, seen.waiting, seen.next_due)
+        yield checks.Warning(f"No row is due: {why}.")
     if seen.open_ended:
         yield checks.Warning(
             f"{counted(seen.open_ended, 'range')} not due yet: transactions that were open when the keys were read may"
             " still add rows there. Workers and claimplan look whether they have ended."
         )
-
-
-def _held(seen: Overview) -> Reasons:
-    if seen.progress.open or seen.progress.processing <= seen.expired:
-        return
-    holders = listed([f"{one.name} ({one.rows:,})" for one in seen.holders])
-    end = ""
-    if seen.next_free is not None and seen.next_free > seen.now:
-        end = f"; the next lease ends in {format_duration(seen.next_free - seen.now)}"
-    yield checks.Warning(f"All rows left are held, by {holders}{end}.")
 
 
 def _ended(seen: Overview) -> Reasons:
@@ -199,43 +187,29 @@ def _most_frequent_errors(seen: Overview) -> str:
 
 
 def contradictions(model: type[models.Model], alias: str) -> Reasons:
-    """Yield how many rows of *model* contradict themselves, and what corrects them; reads every row once."""
-    columns, meta = claim_columns(model), claim_columns(model).owner._meta
+    """Yield how many rows have a holder or a lease without running, and the statement that corrects them.
+
+    A running row without a lease counts as expired, and is put back as such.
+    """
+    columns, quote = claim_columns(model), connections[alias].ops.quote_name
     held = [columns.claimed_by, columns.claimed_at, columns.expires_at]
-    # By state, the columns that are NULL in it.
-    empty = {
-        (Status.OPEN, Status.PAUSED): held,
-        (Status.COMPLETE, Status.FAILED): held[2:],
-    }
-    status = columns.status.name
-    wrong = [Q(**{status: Status.PROCESSING, f"{columns.expires_at.name}__isnull": True})]
-    for states, fields in empty.items():
-        is_set = Q(_connector=Q.OR, **{f"{field.name}__isnull": False for field in fields})
-        wrong.append(Q(**{f"{status}__in": states}) & is_set)
-    rows: Any = ClaimQuerySet(columns.owner, using=alias).order_by()
-    counts = rows.aggregate(
-        **{f"kind_{number}": Count("pk", filter=one) for number, one in enumerate(wrong)}
+    table, status, iteration = (
+        quote(real_name(name))
+        for name in (columns.owner._meta.db_table, columns.status.column, columns.iteration.column)
     )
-    endless, *others = counts.values()
-    source = "something other than a verb wrote there."
-    if endless:
-        yield checks.Error(
-            f"{counted(endless, 'row')} of {model._meta.label} processing without an end of the lease: {source}",
-            f"manage.py release_expired {model._meta.label}",
-        )
-    quote = connections[alias].ops.quote_name
-    for found, (states, fields) in zip(others, empty.items(), strict=True):
-        names = [quote(real_name(field.column)) for field in fields]
-        changes = [f"{name} = NULL" for name in names]
-        if fields is held:
-            # Rows that nobody may hold get the next iteration, so that no token stands.
-            iteration = quote(real_name(columns.iteration.column))
-            changes.append(f"{iteration} = {iteration} + 1")
-        if found:
+    for states, fields in {
+        (Status.OPEN, Status.PAUSED): held,
+        (Status.COMPLETE, Status.FAILED): [columns.expires_at],
+    }.items():
+        is_set = Q(_connector=Q.OR, **{f"{field.name}__isnull": False for field in fields})
+        rows: Any = ClaimQuerySet(columns.owner, using=alias)
+        if found := rows.filter(in_state(columns, *states) & is_set).count():
+            names = [quote(real_name(field.column)) for field in fields]
+            # No token of before stands afterwards.
+            changes = [f"{iteration} = {iteration} + 1", *(f"{name} = NULL" for name in names)]
             yield checks.Error(
                 f"{counted(found, 'row')} of {model._meta.label} {' or '.join(states)} with a holder or a lease:"
-                f" {source}",
-                f"UPDATE {quote(meta.db_table)} SET {', '.join(changes)}"
-                f" WHERE {quote(real_name(columns.status.column))} IN ('{states[0]}', '{states[1]}')"
+                " something other than a verb wrote there.",
+                f"UPDATE {table} SET {', '.join(changes)} WHERE {status} IN ('{states[0]}', '{states[1]}')"
                 f" AND ({' OR '.join(f'{name} IS NOT NULL' for name in names)});",
             )
