@@ -237,12 +237,11 @@ class Claimer(threading.Thread):
 
     def _look(self, source: _Source) -> None:
         """Claim once for a model; a full batch looks again as soon as there is room, else after the poll pause."""
-        pause = self.options.poll.total_seconds() * random.uniform(0.75, 1.25)
+        poll = self.options.poll.total_seconds() * random.uniform(0.75, 1.25)
         source.refusal = None
         self.service.calls.begin_look(source.model)
-        full: bool | None = False
         try:
-            full = self._claim(source)
+            pause = self._claim(source, poll)
         except Exception as error:
             if not is_refusal(error):
                 # The reason for this look still holds.
@@ -251,48 +250,46 @@ class Claimer(threading.Thread):
             # Of this model alone: a column that is missing, a queryset that is wrong. The others go on.
             self._limited.broken(f"{self.options.name}: claiming from {source.handler.name}", error)
             drop_broken(self.options.using)
-            pause = max(pause, LONGEST_WAIT)
-        if full is None:
-            pause = min(pause, NOT_YET)
-        refusal = source.refusal
-        if refusal is not None:
-            full = False
-            if refusal.wait is not None:
+            pause = max(poll, LONGEST_WAIT)
+        if source.refusal is not None:
+            pause = poll
+            if source.refusal.wait is not None:
                 # As soon as that is worth while, and not only after the usual pause.
-                pause = min(LONGEST_WAIT, refusal.wait * random.uniform(1.0, 1.1))
-        source.next_look = 0.0 if full else clock() + pause
+                pause = min(LONGEST_WAIT, source.refusal.wait * random.uniform(1.0, 1.1))
+        source.next_look = clock() + pause if pause else 0.0
 
-    def _claim(self, source: _Source) -> bool | None:
-        """Claim a batch and say whether it was a full one; None where nobody could look yet."""
+    def _claim(self, source: _Source, poll: float) -> float:
+        """Claim a batch, and return in how many seconds to look again: at once after a full one, else after *poll*."""
         handler, model = source.handler, source.model
+        not_yet = min(NOT_YET, poll)
         if not self.keeper.healthy(self.keeper.lease_of(handler)):
             # A lease that cannot be renewed is not worth taking.
-            return None
+            return not_yet
         if self.service.stop_of(model):
             # The service sees when that is over.
-            return False
+            return poll
         stops = self.keeper.stops.get(model)
         if stops is None:
             # The switch has not been read yet: the claim might get the wrong lease.
-            return None
+            return not_yet
         most = source.size.most(stops.own.batch_size, stops.own.lease)
         left = math.inf if self.options.max_rows is None else self.options.max_rows - self.claimed
         room = self.service.throttles.room(model)
         size = int(min(most, left, math.inf if room is None else room))
         if size == 0:
             # Health checks have not answered yet.
-            return None
+            return not_yet
         self._ensure_usable()
         if self.leaving.is_set():
-            return None
+            return not_yet
         rows = self._claimed(source, size)
         if not rows:
-            return self.drain.open_more(handler)
+            return 0.0 if self.drain.open_more(handler) else poll
         batch = hold(handler, rows)
         if not self.inflight.add(batch):
             # The signal to stop came while the statement was under way.
             self.inflight.give_back(batch.waiting)
-        return len(rows) == most or batch.quarantined
+        return 0.0 if len(rows) == most or batch.quarantined else poll
 
     def _claimed(self, source: _Source, size: int) -> list[Any]:
         """Claim so many rows, and load what the handler needs beside them."""
