@@ -161,6 +161,7 @@ _CHECKS = list_of(
     "a list of health checks, or of dotted paths to some",
     lambda entry: callable(entry) or isinstance(entry, str),
 )
+_LABELS = list_of('a list of models, such as ["photos.Photo"]', _matches(r"[^.]*\.[^.]*"))
 
 #: Every key that ``TASKCLAIM`` may hold: its default, and its kind.
 _SETTINGS: Mapping[str, tuple[object, AnyKind]] = {
@@ -187,6 +188,7 @@ _SETTINGS: Mapping[str, tuple[object, AnyKind]] = {
     "BREAKER_WITHIN": (60.0, DURATION),
     "BREAKER_REST": (30.0, DURATION),
     "PAGE_TIMEOUT": (1.5, DURATION),
+    "HISTORY": ((), _LABELS),
     "RETENTION": (2592000.0, DURATION),
     "METRICS_TOKEN": (None, or_none(_TOKEN)),
 }

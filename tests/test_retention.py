@@ -10,7 +10,7 @@ from django.apps import apps
 from django.db import models
 
 from django_taskclaim import conf
-from django_taskclaim.control.models import OperatorAct, ThroughputMinute
+from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import NamedLease, RateLevel, Switch, Throttle, WorkerProcess
 from django_taskclaim.tables import SILENCE_KEPT
@@ -34,6 +34,7 @@ AGES: dict[Any, tuple[str, str, str, dict[str, Any]]] = {
     NamedLease: ("", "claimed_at", "name", {}),
     OperatorAct: ("RETENTION", "at", "by", {"act": "reset"}),
     ThroughputMinute: ("RETENTION", "at", "run", {"model": "testapp.photo"}),
+    ClaimEvent: ("RETENTION", "at", "key", {"event": "claimed"}),
 }
 
 

@@ -3,7 +3,7 @@
 The columns of a row are read by their roles, and seen at one moment of the database's clock.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
@@ -16,6 +16,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.control.models import ClaimEvent
+from django_taskclaim.control.reading import history
 from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.monitoring.overview import database_time
@@ -200,3 +202,15 @@ def summary(facts: RowFacts, *, all_of_it: bool = False) -> SafeString:
         parts[1:1] = [held(facts), tried(facts)]
     spans = format_html_join("", "<span>{}</span>", ((part,) for part in parts if part))
     return format_html('<div class="taskclaim-told">{}{}</div>', pill(facts.kind), spans)
+
+
+#: The events of a row's history with which a claim begins; every other ends one.
+BEGINNINGS = {"claimed", "handed over", "taken over"}
+
+
+def steps_of(row: models.Model, alias: str) -> Iterator[tuple[ClaimEvent, timedelta | None]]:
+    """Yield the history of a row, and with what ends a claim how long it was held."""
+    since = None
+    for event in history(type(row), row.pk, using=alias):
+        yield event, since and event.at - since
+        since = event.at if event.event in BEGINNINGS else None

@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy
 from django_taskclaim.admin.actions import CLAIM_ACTIONS, FILTERS_KEPT, ClaimActions, alias_of
 from django_taskclaim.admin.control_room.mounting import register
 from django_taskclaim.admin.control_room.snapshot import pause_sentence
-from django_taskclaim.admin.display import facts_of, look_at, summary
+from django_taskclaim.admin.display import facts_of, look_at, steps_of, summary
 from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, ClaimFilter, order_of
 from django_taskclaim.columns import (
     LINK,
@@ -188,11 +188,13 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         response: Any = super().render_change_form(request, context, add, change, form_url, obj)
         if obj is None:
             return response
-        look_at([obj], alias_of(self.get_queryset(request)))
+        alias = alias_of(self.get_queryset(request))
+        look_at([obj], alias)
         response.context_data |= {
             "claim": facts_of(obj),
             "claim_summary": summary(facts_of(obj), all_of_it=True),
             "claim_buttons": list(self.claim_row_buttons(request, obj)),
+            "claim_steps": list(steps_of(obj, alias)),
             "claim_source": source_key_text(obj),
             "claim_range": obj if has_ranges(self.model) else None,
         }

@@ -16,6 +16,7 @@ E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or retu
 E016      a database that holds a claimable model is of a kind that nothing is claimed on
 E021      the buttons of ``ClaimAdminMixin`` need ``admin_actions`` in INSTALLED_APPS
 E031      a health check of a handler, or of ``TASKCLAIM["HEALTH_CHECKS"]``, leads to nothing, or to what is no check
+E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model, or the app that keeps histories is not installed
 E051      the archive of a handler is no installed model on a table of its own
 E052      rows are to be open again on a model without ``RetryMixin``
 E061      a companion (``SourceMixin``) has no link ``source``
@@ -88,7 +89,7 @@ def check_servers(databases: Sequence[str] | None = None, **kwargs: object) -> l
 # What the settings and the databases show
 
 
-#: The labels of the apps of this package with tables; the second one keeps acts and throughput.
+#: The labels of the apps of this package with tables; the second one keeps acts and the histories of rows.
 OUR_APPS = ("taskclaim", "taskclaim_control")
 
 
@@ -98,12 +99,23 @@ def check_settings() -> list[CheckMessage]:
 
 
 def check_hooks() -> Iterator[CheckMessage]:
-    """E013: the hook that a right entry names must be there."""
+    """E013 and E041: what right entries name must be there."""
     if fault := error_text.redaction_fault():
         hint = 'TASKCLAIM = {"REDACT": "project.privacy.redact"}  # def redact(text: str) -> str'
         yield message(
             "E013", f"TASKCLAIM['REDACT'] is {conf.setting('REDACT')!r}, and {fault}.", hint
         )
+    named = conf.setting("HISTORY")
+    known = {model._meta.label_lower: model._meta.label for model in claimable_models()}
+    for label in named:
+        if label.lower() not in known:
+            text = f"TASKCLAIM['HISTORY'] names {label!r}, which is no installed model that can be claimed."
+            yield message("E041", text, f"Choose from {sorted(known.values())!r}.")
+    if named and OUR_APPS[1] not in apps.app_configs:
+        text = (
+            "TASKCLAIM['HISTORY'] names models, and the app that keeps histories is not installed."
+        )
+        yield message("E041", text, 'INSTALLED_APPS += ["django_taskclaim.control"]')
 
 
 def check_databases() -> Iterator[CheckMessage]:

@@ -14,5 +14,7 @@ class ControlConfig(AppConfig):
 
     def ready(self) -> None:
         from django_taskclaim import worker
+        from django_taskclaim.control import history
 
+        history.listen()
         worker.more_duties.add("django_taskclaim.control.poller.duties")

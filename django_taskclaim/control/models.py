@@ -87,3 +87,22 @@ class ThroughputMinute(models.Model):
             )
         ]
         indexes = [models.Index(fields=["at"], name="taskclaim_throughput_at")]
+
+
+class ClaimEvent(models.Model):
+    """One thing that happened to one row, of models that ``TASKCLAIM["HISTORY"]`` names."""
+
+    model = models.CharField(max_length=200)
+    key = HolderField(max_length=255)
+    #: claimed, lost, released, expired, completed, retried, failed, handed over, or an operator's act.
+    event = models.CharField(max_length=20)
+    holder = HolderField(default="")
+    iteration = models.IntegerField(null=True, default=None)
+    at = MomentField()
+    detail = ErrorClassField(max_length=500, default="")
+
+    class Meta:
+        app_label = LABEL
+        db_table = "taskclaim_claimevent"
+        default_permissions = ()
+        indexes = [models.Index(fields=["model", "key", "id"], name="taskclaim_event_of_row")]

@@ -14,7 +14,12 @@ from django.db import connections, models
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.control.audit import storable
-from django_taskclaim.control.models import OperatorAct, ThroughputMinute, is_on
+from django_taskclaim.control.models import (
+    ClaimEvent,
+    OperatorAct,
+    ThroughputMinute,
+    is_on,
+)
 from django_taskclaim.control.reading import AGE_OF_MINUTES, MINUTE, TEN_MINUTES, slot_start
 from django_taskclaim.db import DatabaseLater, dialect_for
 from django_taskclaim.fields import as_utc
@@ -28,6 +33,9 @@ from django_taskclaim.worker.service import PRUNE_EVERY, Duty, Service
 LOOK_EVERY = 3.5
 #: Seconds between two rounds of writing what was done, if anything was.
 WRITE_EVERY = 5.0
+
+#: The tables whose rows are kept as long as the setting RETENTION says.
+KEPT = (OperatorAct, ClaimEvent)
 
 #: Where a model's throughput is added up that is older than that.
 EARLIER = datetime(1970, 1, 1, tzinfo=UTC)
@@ -140,13 +148,13 @@ _DOING: dict[str, Callable[[Service], object]] = {
 def prune(using: str) -> bool:
     """Delete a piece of what is too old and take a piece of old minutes together; True if that was all there was."""
     chunk = int(conf.setting("CHUNK_SIZE"))
-    is_forgotten = forget_acts(conf.duration("RETENTION"), using, chunk)
-    return compact(using, chunk) and is_forgotten
+    left = [forget(table, conf.duration("RETENTION"), using, chunk) for table in KEPT]
+    return compact(using, chunk) and all(left)
 
 
-def forget_acts(age: timedelta, using: str, chunk: int) -> bool:
-    """Delete up to *chunk* acts older than *age*, and say whether that was all of them."""
-    rows = OperatorAct.objects.using(using)
+def forget(table: Any, age: timedelta, using: str, chunk: int) -> bool:
+    """Delete up to *chunk* rows older than *age*, and say whether that was all of them."""
+    rows = table.objects.using(using)
     # By key, which grows with time, so that no index is needed for it.
     oldest = list(rows.order_by("pk").values_list("pk", flat=True)[:chunk])
     if not oldest:

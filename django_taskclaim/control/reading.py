@@ -9,7 +9,8 @@ from typing import Any
 from django.db import models
 from django.utils.translation import gettext as _
 
-from django_taskclaim.control.models import OperatorAct, ThroughputMinute, is_on
+from django_taskclaim import conf
+from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, is_on
 from django_taskclaim.fields import as_utc
 from django_taskclaim.tables import EVERY_MODEL, WorkerProcess, scope_of
 from django_taskclaim.worker.counters import quantile, unpacked
@@ -165,3 +166,19 @@ def acts(model: type[models.Model], *, using: str, limit: int = 20) -> list[Oper
 
 def _acts(model: type[models.Model], using: str) -> Any:
     return OperatorAct.objects.using(using).filter(model__in=[scope_of(model), EVERY_MODEL])
+
+
+def is_kept(model: Any, using: str) -> bool:
+    """Say whether the history of rows of *model* is switched on, and can be written on that database."""
+    named = {str(label).lower() for label in conf.setting("HISTORY")}
+    return scope_of(model) in named and is_on(using)
+
+
+def history(
+    row_model: type[models.Model], pk: object, *, using: str, limit: int = 100
+) -> list[ClaimEvent]:
+    """Return the latest events of one row, oldest first; empty where the model's history is not switched on."""
+    if not is_on(using):
+        return []
+    events = ClaimEvent.objects.using(using).filter(model=scope_of(row_model), key=str(pk)[:255])
+    return list(reversed(events.order_by("-id")[:limit]))

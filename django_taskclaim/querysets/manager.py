@@ -246,7 +246,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
     def take_over(self, *, by: str, reason: str, lease: Lease = None) -> int:
         """Let *by* hold the rows of this queryset that others hold, and return how many; those lose them.
 
-        An operator's act, which needs no token; ``rows_acted_on`` has its *reason*. Rows
+        An operator's act, which needs no token; the history of the rows and ``rows_acted_on`` have its *reason*. Rows
         that *by* holds already stay as they are, open and finished ones too; a row that somebody has locked is left
         alone. ``holdings(by)`` then returns them with their claims. *lease* is as for ``hand_over``.
         """

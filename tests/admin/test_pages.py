@@ -1,6 +1,7 @@
 """The list and the change page show claims of any model, and no form writes a claim column."""
 
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim.admin import filters
 from django_taskclaim.admin.display import STATES
+from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.switch import pause
 from tests.admin.room import act_on, address, overview, text_of
 from tests.factories import make
@@ -72,6 +74,20 @@ def test_holder_lease_tries_and_error_are_shown_in_plain_words(
             page = text_of(boss.get(address(Photo, "change", rows[state].pk)))
             assert ("Traceback" in page) == (state == "failed")
             assert re.search(words, page), words
+
+
+@override_settings(TASKCLAIM={"HISTORY": ["testapp.Photo"]})
+def test_a_stored_history_is_shown_step_by_step(boss: Client) -> None:
+    (row,) = make(Photo)
+    began = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    facts = {"model": "testapp.photo", "key": str(row.pk), "holder": "worker-1@web-1:7#a"}
+    for event, seconds, detail in (("claimed", 0, ""), ("lost", 90, "<i>gone</i>")):
+        at = began + timedelta(seconds=seconds)
+        ClaimEvent.objects.create(event=event, at=at, detail=detail, **facts)
+    page = text_of(boss.get(address(Photo, "change", row.pk)))
+    for step in ("claimed by worker-1 on web-1", "lost by worker-1 on web-1, after 1 min 30 s"):
+        assert step in page
+    assert "&lt;i&gt;gone" in page
 
 
 def test_a_row_whose_key_is_a_word_of_our_addresses_has_its_page(boss: Client) -> None:

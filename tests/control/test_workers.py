@@ -1,6 +1,8 @@
 """Real workers: what they write for the control room, and how they follow what a person commands."""
 
+import os
 import re
+import signal
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from django.db.models import Sum
 
 from django_taskclaim.control.commands import send_command
 from django_taskclaim.control.models import ThroughputMinute
-from django_taskclaim.control.reading import acts
+from django_taskclaim.control.reading import acts, history
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.switch import set_overrides
@@ -128,6 +130,34 @@ def test_a_worker_drains_stops_and_releases_as_it_is_told(start_worker: Start) -
     assert {record["reason"] for record in worker.events("released")} == {"not started"}
 
 
+# History
+
+
+@pytest.mark.once
+@pytest.mark.promise(5, 7)
+def test_the_history_of_a_killed_worker_explains_the_second_run(start_worker: Start) -> None:
+    (key,) = jobs(1, "stay")
+    settings = {"DJANGO_SETTINGS_MODULE": "tests.control.worker_settings"}
+    first = start_worker("--lease", "8", **settings)
+    (name,) = listed()
+    wait_until(lambda: first.events("stays"), what="it runs")
+    os.killpg(first.pid, signal.SIGKILL)
+    second = start_worker("--drain", "--lease", "8", **settings)
+    wait_until(lambda: second.events("stays"), what="it runs again")
+    Job.objects.update(act="work")
+    assert second.wait() == 0
+    events = history(Job, key, using="default")
+    # It is written after the commit, when another thread may have claimed the row.
+    (expired,) = [event for event in events if event.event == "expired"]
+    events.remove(expired)
+    assert [(event.event, event.iteration) for event in events] == [
+        *(("claimed", 0), ("claimed", 1), ("completed", 1)),
+    ]
+    assert [event.holder.startswith(name + "#") for event in events] == [True] + [False] * 2
+    assert expired.holder.startswith(name + "#")
+    assert expired.detail == "put back, one try used up"
+
+
 # Without the app
 
 
@@ -145,5 +175,5 @@ def test_without_the_app_workers_ask_nothing_of_its_tables(
     assert states() == {"complete": 10}
     statements = log.read_text()
     assert "taskclaim_workerprocess" in statements
-    for table in ("throughput", "operatoract"):
+    for table in ("throughput", "operatoract", "claimevent"):
         assert table not in statements

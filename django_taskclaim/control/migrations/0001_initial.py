@@ -10,6 +10,31 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
+            name="ClaimEvent",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("model", models.CharField(max_length=200)),
+                ("key", django_taskclaim.fields.HolderField(max_length=255)),
+                ("event", models.CharField(max_length=20)),
+                ("holder", django_taskclaim.fields.HolderField(default="", max_length=200)),
+                ("iteration", models.IntegerField(default=None, null=True)),
+                ("at", django_taskclaim.fields.MomentField()),
+                ("detail", django_taskclaim.fields.ErrorClassField(default="", max_length=500)),
+            ],
+            options={
+                "db_table": "taskclaim_claimevent",
+                "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["model", "key", "id"], name="taskclaim_event_of_row")
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="OperatorAct",
             fields=[
                 (

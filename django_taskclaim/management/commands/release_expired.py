@@ -4,7 +4,7 @@ Workers do this by themselves; the command is for projects where people or cron 
 worker lost is charged a try and fails once its tries are used up; a row that a person let lapse is never charged.
 Rows that are locked at the moment are left for the next time. With --loop a row comes back a quarter of its lease
 after it was found, so that living workers renew first where the database was away. What is written down and too old
-(silent workers, acts) is forgotten, and old throughput is added up. Safe to run anywhere, any number of
+(silent workers, acts, histories) is forgotten, and old throughput is added up. Safe to run anywhere, any number of
 times at once.
 
 Examples:

@@ -1,0 +1,99 @@
+"""The history of single rows, for models that ``TASKCLAIM["HISTORY"]`` names: written after each commit.
+
+One INSERT a batch, on the connection that changed the rows; an error is logged and changes nothing else.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.dispatch import Signal
+
+from django_taskclaim import conf, signals
+from django_taskclaim.claim import claim_of
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.control.audit import storable
+from django_taskclaim.control.models import ClaimEvent
+from django_taskclaim.control.reading import is_kept
+from django_taskclaim.db import DatabaseNow
+from django_taskclaim.error_text import class_and_text, one_line
+from django_taskclaim.states import Status
+from django_taskclaim.tables import scope_of
+
+#: What an expired lease made of its row; stored as it stands here.
+OUTCOMES = {
+    "charged": "put back, one try used up",
+    "uncharged": "put back",
+    "quarantined": "put back, to be claimed alone",
+    "failed": "failed: no try was left",
+}
+
+#: The signals that are written down, and their event; the others tell it themselves. Renewals are too many.
+EVENTS: dict[Signal, str] = {
+    signals.rows_claimed: "claimed",
+    signals.rows_completed: "completed",
+    signals.rows_failed: "failed",
+    signals.rows_released: "released",
+    signals.rows_handed_over: "handed over",
+    signals.claim_lost: "lost",
+    signals.rows_expired: "expired",
+    signals.rows_acted_on: "",
+}
+
+
+def _write(
+    sender: Any,
+    signal: Signal,
+    using: str,
+    *,
+    rows: Iterable[Any] = (),
+    keys: Sequence[object] = (),
+    holders: Sequence[str | None] = (),
+    error: object = None,
+    outcome: str = "",
+    act: str = "",
+    by: str = "",
+    **facts: Any,
+) -> None:
+    """Write what a signal says of the rows of *sender*, or of those with these *keys*, which nobody has loaded."""
+    if not is_kept(sender, using):
+        return
+    event, detail = EVENTS[signal] or act, facts.get("to") or facts.get("reason", "")
+    if outcome:
+        detail = OUTCOMES[outcome]
+    elif signal is signals.rows_failed:
+        detail = one_line(*class_and_text(error))
+    shared = {"model": scope_of(sender), "at": DatabaseNow(), "detail": storable(detail, 500)}
+    found = [
+        ClaimEvent(key=storable(str(key), 255), event=event, holder=holder or "", **shared)
+        for key, holder in zip(keys, holders or [by] * len(keys), strict=True)
+    ]
+    status = claim_columns(sender).status.attname
+    for row in rows:
+        is_back = event == "failed" and row.__dict__.get(status) != Status.FAILED
+        one = ClaimEvent(event="retried" if is_back else event, **shared)
+        if claim := claim_of(row):
+            one.key, (one.holder, one.iteration) = storable(str(claim.pk), 255), claim.token
+            found.append(one)
+    ClaimEvent.objects.using(using).bulk_create(found, batch_size=int(conf.setting("CHUNK_SIZE")))
+
+
+def listen(**changed: object) -> None:
+    """Write down every change from now on, if the history of any model is switched on: else nobody pays for it."""
+    if changed and changed["setting"] != conf.SETTING:
+        return
+    try:
+        named = conf.setting("HISTORY")
+    except ImproperlyConfigured:
+        # E001 reports it.
+        named = ()
+    for signal in EVENTS:
+        if named:
+            signal.connect(_write, dispatch_uid=__name__)
+        else:
+            signal.disconnect(dispatch_uid=__name__)
+
+
+# As tests do.
+setting_changed.connect(listen, dispatch_uid=__name__)
