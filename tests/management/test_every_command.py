@@ -67,6 +67,7 @@ WRONG: list[tuple[str, str]] = [
     ("claimstatus testapp.Photo --fail-if failed=>0", "=>"),
     ("claimstatus testapp.Photo --fail-if failed>1.5", "1.5"),
     ("claimstatus testapp.Photo --fail-if oldest_due>soon", "soon"),
+    ("claimstatus testapp.Photo --watch", "terminal"),
     ("release_expired --limit 0", "--limit"),
     ("claimlimit", "app.Model"),
     ("claimlimit testapp.Photo --rate fast", "--rate"),

@@ -4,7 +4,7 @@ Reads without locks. Large tables are estimated (~), unless --format json or a c
 
 Examples:
   manage.py claimstatus                       every claimable model
-  watch manage.py claimstatus photos.Photo    drawn again every 2 seconds
+  manage.py claimstatus photos.Photo --watch  drawn again every 2 seconds
   manage.py claimstatus --format json
   manage.py claimstatus -v 0 --fail-if "oldest_due>15m,failed>0,workers<1"     for monitors
   manage.py claimstatus photos.Photo --require-complete && deploy
@@ -17,11 +17,14 @@ Exit codes:
   0    shown, and no condition of --fail-if holds
   1    one does, or a model could not be read; the message says what
   2    wrong usage
-  130  stopped by Ctrl-C
+  130  stopped by Ctrl-C without --watch
 
 """
 
+import contextlib
 import json
+import shutil
+import time
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -29,7 +32,8 @@ from typing import Any
 
 from django.core.checks import WARNING
 from django.core.management.base import CommandError
-from django.db import DEFAULT_DB_ALIAS, Error
+from django.db import DEFAULT_DB_ALIAS, Error, close_old_connections
+from django.utils import timezone
 
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.control.audit import in_words
@@ -37,7 +41,7 @@ from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment
 from django_taskclaim.handlers import handler_for
-from django_taskclaim.management.base import ClaimCommand, Model, lacking_of
+from django_taskclaim.management.base import USAGE, ClaimCommand, Model, duration, lacking_of
 from django_taskclaim.management.figures import Condition, conditions, figures_of
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.errors import last_errors
@@ -48,6 +52,9 @@ from django_taskclaim.states import Status
 
 #: So many holders and recent errors of a model are shown.
 HOLDERS, ERRORS = 10, 3
+
+#: Clears the screen, and begins at its top.
+CLEAR = "\033[2J\033[H"
 
 #: The conditions that hold while a row is not complete.
 UNDONE = "unfinished>0,failed>0"
@@ -66,6 +73,9 @@ class Command(ClaimCommand):
         super().add_arguments(parser)
         add = parser.add_argument
         add("--format", choices=("text", "json"), default="text", help="for people or programs")
+        text = "draw it again every 2 seconds, or as often as given here, until Ctrl-C"
+        every = timedelta(seconds=2)
+        add("--watch", nargs="?", type=duration, const=every, metavar="SECONDS", help=text)
         text = "exit with 1 if one of these holds for one of the models"
         fails: dict[str, Any] = {"type": conditions, "action": "extend", "default": []}
         add("--fail-if", **fails, metavar="CONDITIONS", help=text)
@@ -75,14 +85,36 @@ class Command(ClaimCommand):
     def handle(self, *, models: list[Model], fail_if: list[Condition], **options: Any) -> None:
         asked = [*fail_if, *(conditions(UNDONE) if options["require_complete"] else [])]
         is_json = options["format"] == "json"
+        if options["watch"] is not None:
+            if asked or is_json or not self.stdout.isatty():
+                text = "--watch needs a terminal to draw on, and no --format or --fail-if."
+                raise CommandError(text, returncode=USAGE)
+            with contextlib.suppress(KeyboardInterrupt):
+                self._watch(options["watch"])
+            return
         looks, unreadable = self._look(exact=is_json or bool(asked))
         failing = list(_reasons_to_fail(looks, asked, named=bool(models)))
         if is_json:
             self.stdout.write(_as_json(looks, failing, unreadable))
-        elif options["verbosity"] and looks:
+        elif options["verbosity"]:
             self.stdout.write("\n".join(self._lines(looks)))
         if failing or unreadable:
             raise CommandError("\n".join([*failing, *unreadable]))
+
+    def _watch(self, every: timedelta) -> None:
+        while True:
+            looks, unreadable = self._look(exact=False)
+            head = (
+                f"{format_moment(timezone.now())}, every {format_duration(every)}. Ctrl-C ends it."
+            )
+            lines = [self.style.MIGRATE_LABEL(head), "", *self._lines(looks), *unreadable]
+            # What the screen has no room for is left out: scrolled away, it would stay above.
+            picture = "\n".join(lines[: shutil.get_terminal_size().lines - 1])
+            self.stdout.write(f"{CLEAR}{picture}")
+            self.stdout.flush()
+            # Unless the database has ended them.
+            close_old_connections()
+            time.sleep(every.total_seconds())
 
     def _look(self, *, exact: bool) -> tuple[list[Look], list[str]]:
         """Look at each model on its database; one that cannot be read does not hide the others.
@@ -101,7 +133,9 @@ class Command(ClaimCommand):
         return looks, unreadable
 
     def _lines(self, looks: Sequence[Look]) -> Iterator[str]:
-        """Yield what is shown."""
+        """Yield what is shown; nothing where no model could be read."""
+        if not looks:
+            return
         yield from self._table(1, PROGRESS, *(_progress_cells(seen) for seen, _ in looks))
         for seen, details in looks:
             if details:
