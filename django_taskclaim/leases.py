@@ -46,6 +46,9 @@ PAUSES = 0.1, 0.5
 #: Longest pause in seconds before a renewal that failed is tried again; it is shorter for short leases.
 AGAIN = 1.0
 
+#: Seconds between two looks of the renewing thread; it asks no database for them.
+LOOK_EVERY = 0.1
+
 #: What every database can store.
 NAME = re.compile("[^\x00\ud800-\udfff]{1,200}")
 
@@ -257,11 +260,9 @@ class named_lease:
 
     def _plan_renewal(self) -> None:
         """A lease is renewed a quarter of it after the last time, with jitter, and after a failure sooner."""
-        seconds, jitter = self.lease.total_seconds(), random.uniform(0.75, 1.0)
-        if self.has_trouble:
-            self.renew_at = clock() + min(AGAIN, seconds / 20) * jitter
-        else:
-            self.renew_at = self.renewed_at + seconds / RENEWALS_PER_LEASE * jitter
+        seconds = self.lease.total_seconds()
+        pause = min(AGAIN, seconds / 20) if self.has_trouble else seconds / RENEWALS_PER_LEASE
+        self.renew_at = clock() + pause * random.uniform(0.75, 1.0)
 
     def _lose(self, reason: str) -> None:
         """Note that the lease is gone; only the first reason counts."""
@@ -295,44 +296,40 @@ class Renewer:
             held.gone = FORKED
         self._held = set()
         self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
 
     def keep(self, held: named_lease) -> None:
         """Renew *held* until ``drop``; RuntimeError where no thread can be started."""
-        with self._changed:
+        with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._run, name="taskclaim-leases", daemon=True)
+                # It comes to its first look once the lock is free.
                 thread.start()
                 self._thread = thread
             self._held.add(held)
-            self._changed.notify_all()
 
     def drop(self, held: named_lease) -> None:
         """Renew it no more."""
-        with self._changed:
+        with self._lock:
             self._held.discard(held)
-            self._changed.notify_all()
 
     def _run(self) -> None:
         guard_connections(IDLE, ours_alone=True)
         try:
-            while (held := self._next_due()) is not None:
-                held.renew_in_background()
+            while kept := self._kept():
+                for held in kept:
+                    if clock() >= held.renew_at and not held.lost:
+                        held.renew_in_background()
+                time.sleep(LOOK_EVERY)
         finally:
             close_all()
 
-    def _next_due(self) -> "named_lease | None":
-        """Wait for the next renewal; None when nothing is held any more, and the thread must end."""
-        with self._changed:
-            while self._held:
-                kept = [held for held in self._held if not held.lost]
-                due = min(kept, key=lambda held: held.renew_at, default=None)
-                rest = None if due is None else due.renew_at - clock()
-                if rest is not None and rest <= 0:
-                    return due
-                self._changed.wait(rest)
-            self._thread = None
-            return None
+    def _kept(self) -> list[named_lease]:
+        """Return what is held; where that is nothing, this thread must end."""
+        with self._lock:
+            if not self._held:
+                self._thread = None
+            return [*self._held]
 
 
 RENEWER = Renewer()

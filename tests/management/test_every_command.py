@@ -83,7 +83,6 @@ WRONG: list[tuple[str, str]] = [
     ("claimworker testapp.Job --filter nope=1", "nope"),
     ("claimworker testapp.Job --processes 0", "--processes"),
     ("claimworker testapp.Job --in-process --processes 2", "--processes"),
-    ("claimworker testapp.Job --health-file /missing/file", "--health-file"),
     ("claimworker testapp.UuidKey --filter id=12", "handler"),
     ("claimworker sources.Page", "no claim columns"),
     ("claimworker testapp.IntSource", "no claim columns"),

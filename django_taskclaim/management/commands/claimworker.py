@@ -23,6 +23,7 @@ Exit codes:
 
 """
 
+import os
 import signal
 import sys
 import threading
@@ -31,7 +32,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -67,7 +67,10 @@ class Command(ClaimCommand):
         seconds: dict[str, Any] = {"type": duration, "metavar": "SECONDS"}
         add = parser.add_argument
         super().add_arguments(parser)
-        add("--processes", **number, default=1, help="worker processes (1)")
+        one_of = parser.add_mutually_exclusive_group().add_argument
+        one_of("--processes", **number, default=1, help="worker processes (1)")
+        text = "no supervisor and no child: for cron, debuggers and Windows"
+        one_of("--in-process", action="store_true", help=text)
         add("--threads", **number, default=1, help="handler threads in each process (1)")
         add(
             "--batch-size",
@@ -85,9 +88,8 @@ class Command(ClaimCommand):
         text = "first part of the holder's name in the table (worker)"
         add("--name", type=holder_name, default="worker", help=text)
         text = "touch this file every few seconds while all is well, for a liveness probe"
-        add("--health-file", type=touched, metavar="PATH", help=text)
-        text = "no supervisor and no child: for cron, debuggers and Windows"
-        add("--in-process", action="store_true", help=text)
+        # A handler may change the directory.
+        add("--health-file", type=os.path.abspath, metavar="PATH", help=text)
 
     def run_from_argv(self, argv: list[str]) -> None:
         # From the first line to the last a stop is heeded, and kills nobody: the code that waits for signals takes it.
@@ -96,16 +98,11 @@ class Command(ClaimCommand):
 
     def handle(self, *, models: list[Any], in_process: bool, **options: Any) -> None:
         _refuse(_faults(models))
-        if in_process and options["processes"] != 1:
-            _refuse(["--in-process is one process; leave --processes out."])
         _refuse_platform(in_process)
         models = models or _all_models(options["database"])
         using = _database(models, options["database"])
-        given = {
-            one.name: value
-            for one in fields(WorkerOptions)
-            if (value := options.get(one.name)) is not None
-        }
+        known = {one.name for one in fields(WorkerOptions)}
+        given = {name: value for name, value in options.items() if name in known and value}
         limit: timedelta | None = options["max_time"]
         given |= {
             "labels": tuple(dict.fromkeys(model._meta.label for model in models)),
@@ -132,7 +129,8 @@ class Command(ClaimCommand):
 
             self._greet(worker)
             code = Supervisor(worker).run()
-        if in_process and code == ExitCode.CUT_SHORT and self._from_shell:
+        is_ours_alone = getattr(self, "_called_from_command_line", False)
+        if in_process and is_ours_alone and code == ExitCode.CUT_SHORT:
             # What still runs must not hold up the end.
             leave(code)
         if code:
@@ -147,11 +145,6 @@ class Command(ClaimCommand):
             f" with {counted(worker.threads, 'thread')} each and at most {most} database connections. Ctrl-C stops."
         )
         self.stdout.flush()
-
-    @property
-    def _from_shell(self) -> bool:
-        """Whether this process is ours alone, with the stop signals held since its first line."""
-        return bool(getattr(self, "_called_from_command_line", False))
 
 
 def _faults(models: Sequence[Any]) -> list[str]:
@@ -204,16 +197,6 @@ def _database(models: list[Any], named: str | None) -> str:
             returncode=ExitCode.USAGE,
         )
     return aliases.pop()
-
-
-def touched(text: str) -> str:
-    """Return the full path of a file that can be touched, for a handler may change the directory."""
-    path = Path(text).absolute()
-    try:
-        path.touch()
-    except OSError as error:
-        raise ArgumentTypeError(f"it cannot be touched: {error}") from error
-    return str(path)
 
 
 def holder_name(text: str) -> str:
