@@ -29,6 +29,11 @@ PREFIXED_NAMES: Mapping[str, str] = {
 }
 
 
+def unlinked(field: Any) -> Any:
+    """Return the field that a key column takes its values from: that of the parent where the key links to it."""
+    return unlinked(field.target_field) if field.is_relation else field
+
+
 # Plain classes, because every process that loads a claimable model makes them, and a dataclass takes a hundred times as
 # long to make.
 class KeyColumns:

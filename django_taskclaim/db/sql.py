@@ -16,7 +16,7 @@ from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.expressions import Col
 
-from django_taskclaim.columns import ClaimColumns, KeyColumns
+from django_taskclaim.columns import ClaimColumns, KeyColumns, unlinked
 from django_taskclaim.fields import AnyField, MomentField, moment_reader
 from django_taskclaim.states import Status, Token
 
@@ -133,34 +133,26 @@ class KeyTable:
     def __init__(self, columns: KeyColumns, connection: BaseDatabaseWrapper) -> None:
         self.columns = columns
         self.connection = connection
-        self._names: dict[str | None, str] = {}
         #: Django's converters, by the fields of the rows.
         self._converters: dict[Hashable, dict[int, Convert]] = {}
-        self.name = self._quote(columns.owner._meta.db_table)
+        self.name = connection.ops.quote_name(columns.owner._meta.db_table)
         self.key = [self.column(field) for field in columns.key]
         self.key_list = self.list_of(columns.key)
-        self.key_tuple = f"({self.key_list})" if len(self.key) > 1 else self.key_list
         #: Whether keys are whole numbers, which need no conversion.
         self.has_plain_key = len(columns.key) == 1 and type(columns.key[0]) in PLAIN_INTEGERS
 
     @cached_property
     def sorts_as_python(self) -> bool:
         """Whether Python puts keys into the order that the database has them in: no text, which has a collation."""
-        kinds = {type(field) for field in map(_linked, self.columns.key)}
+        kinds = {type(field) for field in map(unlinked, self.columns.key)}
         # The native UUID of MariaDB has an order of its own.
         is_native = self.connection.features.has_native_uuid_field
         sorts = self.connection.vendor != "mysql" or not is_native
         return kinds <= (PLAIN_INTEGERS | {models.UUIDField} if sorts else PLAIN_INTEGERS)
 
-    def _quote(self, name: str) -> str:
-        return self.connection.ops.quote_name(name)
-
     def column(self, field: AnyField) -> str:
         """Return the quoted name of the field's column."""
-        name = field.column
-        if name not in self._names:
-            self._names[name] = self._quote(str(name))
-        return self._names[name]
+        return self.connection.ops.quote_name(str(field.column))
 
     def qualified(self, field: AnyField) -> str:
         """Return the column's name with the table in front of it."""
@@ -193,7 +185,7 @@ class KeyTable:
             # An OR of a thousand is too deep for SQLite. It uses the index for a SELECT of VALUES, not for VALUES.
             row = f"({', '.join(['%s'] * len(self.key))})"
             listed = ", ".join([row] * len(keys))
-            return SQL(f"{self.key_tuple} IN (SELECT * FROM (VALUES {listed}))", params)
+            return SQL(f"({self.key_list}) IN (SELECT * FROM (VALUES {listed}))", params)
         each = " AND ".join(f"{self.name}.{column} = %s" for column in self.key)
         return SQL("(" + " OR ".join([f"({each})"] * len(keys)) + ")", params)
 
@@ -229,13 +221,17 @@ class KeyTable:
                 raise TypeError(
                     f"update_fields writes values; {field.name} holds the expression {one!r}."
                 )
-        prepared = [field.get_db_prep_save(one, self.connection) for one in given]
-        if not (hasattr(field, "get_placeholder_sql") or hasattr(field, "get_placeholder")):
-            return [SQL("%s", (one,)) for one in prepared]
-        compiler = models.sql.UpdateQuery(self.columns.owner).get_compiler(
-            connection=self.connection
-        )
-        return [_placeholder(field, one, compiler, self.connection) for one in prepared]
+        # Django's own expression costs more, and is needed where a field writes more than the value.
+        if hasattr(field, "get_placeholder_sql") or hasattr(field, "get_placeholder"):
+            return [self._expression(field, one) for one in given]
+        return [value(field.get_db_prep_save(one, self.connection)) for one in given]
+
+    def _expression(self, field: AnyField, given: object) -> SQL:
+        compiler = models.sql.Query(self.columns.owner).get_compiler(connection=self.connection)
+        expression = models.Value(given, output_field=field)
+        expression.for_save = True
+        text, params = compiler.compile(expression)
+        return SQL(text, tuple(params))
 
     def where_of(self, queryset: Rows) -> SQL | None:
         """Return the queryset's condition as text, None where it can match nothing."""
@@ -316,11 +312,6 @@ class Table(KeyTable):
         )
 
 
-def _linked(field: Any) -> Any:
-    """Return the field that a key which is a link takes its values from."""
-    return _linked(field.target_field) if field.is_relation else field
-
-
 def _through(
     functions: Iterable[Any], column: Col, connection: BaseDatabaseWrapper, given: Any
 ) -> Any:
@@ -347,14 +338,3 @@ def converted(raw: Iterable[Raw], converters: Mapping[int, Convert]) -> list[Row
                 may_be_shared = shown is None or type(shown) is datetime
             row[place] = shown
     return rows
-
-
-def _placeholder(
-    field: AnyField, prepared: object, compiler: object, connection: BaseDatabaseWrapper
-) -> SQL:
-    if hasattr(field, "get_placeholder_sql"):  # Django 6.1
-        text, params = field.get_placeholder_sql(prepared, compiler, connection)
-        return SQL(text, tuple(params))
-    if hasattr(field, "get_placeholder"):
-        return SQL(field.get_placeholder(prepared, compiler, connection), (prepared,))
-    return value(prepared)

@@ -10,6 +10,7 @@ from django.db import models
 from django.db.models.fields import AutoFieldMixin
 from django.db.models.fields.related import lazy_related_operation
 
+from django_taskclaim.columns import unlinked
 from django_taskclaim.companions import CompanionManager
 from django_taskclaim.fields import AnyField
 from django_taskclaim.models.mixins import ClaimBase
@@ -82,8 +83,7 @@ _LEFT_OUT = signature(models.Field).parameters.keys() - {"max_length"} | {
 
 def _copied(field: Any, *, unique: bool) -> AnyField:
     """Return a field that holds values of the key column *field*."""
-    while field.remote_field is not None:
-        field = field.target_field
+    field = unlinked(field)
     internal, (_, _, args, kwargs) = field.get_internal_type(), field.deconstruct()
     kwargs = {name: value for name, value in kwargs.items() if name not in _LEFT_OUT}
     kind: Any = type(field)

@@ -15,6 +15,7 @@ from django.core.exceptions import ValidationError
 from django.db import connections, models
 from django.db.models import Q
 
+from django_taskclaim.columns import unlinked
 from django_taskclaim.db import dialect_for
 from django_taskclaim.db.sql import WAIT, both
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
@@ -41,7 +42,7 @@ class Keys:
     def __init__(self, source: type[models.Model], alias: str) -> None:
         self.source = source
         self.alias = alias
-        self.fields = [_plain(field) for field in source._meta.pk_fields]
+        self.fields = [unlinked(field) for field in source._meta.pk_fields]
         self.names = [field.attname for field in source._meta.pk_fields]
 
     def rows(self, after: Key | None = None, until: Key | None = None) -> Rows:
@@ -104,13 +105,6 @@ class Keys:
 def key_at(rows: Rows, place: int) -> Key | None:
     """Return the key of the row at *place* (from 0) of ordered *rows*; None where there are not so many."""
     return next(iter(rows.values_list("pk", flat=True)[place : place + 1]), None)
-
-
-def _plain(field: Any) -> Any:
-    """Return the field whose values a key holds: that of the parent where the key links to it."""
-    while field.is_relation:
-        field = field.target_field
-    return field
 
 
 def _to_json(field: Any, value: Any) -> int | str:
