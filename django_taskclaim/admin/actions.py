@@ -17,29 +17,28 @@ from django.core.exceptions import PermissionDenied
 from django.db import Error, connections, models, router
 from django.http import Http404, HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
-from django.urls import URLPattern, path, re_path, reverse
+from django.urls import URLPattern, path, reverse
 from django.utils.http import urlencode
 from django.utils.text import Truncator, capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim import conf
-from django_taskclaim.admin.confirming import CONFIRMED, Answer, Crumb, confirm
+from django_taskclaim.admin.confirming import Answer, Crumb, confirm
 from django_taskclaim.admin.display import STATES, facts_of, summary
 from django_taskclaim.admin.permissions import Admin, OperatePermission, may_view, row_permission
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import in_no_transaction
-from django_taskclaim.control.actions import LOSE, NAMED, PAUSE, RESUME, ROW_ACTIONS, Action
+from django_taskclaim.control.actions import LOSE, NAMED, RESET, ROW_ACTIONS, Action
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
-from django_taskclaim.models import Control, Switch
+from django_taskclaim.models import Control
 from django_taskclaim.monitoring.counts import MOST
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.states import Status
-from django_taskclaim.tables import scope_of
 from django_taskclaim.templatetags.taskclaim_admin import number
 
 Rows = ClaimQuerySet[Any]
@@ -57,6 +56,12 @@ FILTERS_KEPT = "_changelist_filters"
 
 #: The form field that says which claim of the row the page has shown.
 SHOWN = "taskclaim_shown"
+
+
+#: Why rows are left alone.
+DENIED = gettext_lazy("that you may not change")
+LOCKED = gettext_lazy("that somebody else has locked or changed meanwhile")
+REFUSED = gettext_lazy("that the database refuses to have written (%(error)s)")
 
 
 class ActionForm(forms.Form):
@@ -93,22 +98,16 @@ class ClaimActions(OperatePermission):
         # A bound method takes no marks.
         view = self.admin_site.admin_view(in_no_transaction(partial(self.claim_button_view)))
         name = f"{self.opts.app_label}_{self.opts.model_name}_claim"
-        # Any slug would hide the pages of the row whose key is "claim".
-        of_all = "|".join(action.slug for action in ROW_ACTIONS if action.all_label)
         return [
             path("<path:object_id>/claim/<slug:slug>/", view, name=name),
-            re_path(f"^claim/(?P<slug>{of_all})/$", view, name=name),
+            # Longer than the address of any page of the row whose key is "claim".
+            path("claim/all/<slug:slug>/", view, name=name),
         ]
 
     def claim_address(self, page: str, *args: str) -> str:
         """Return the address of one of the pages of the model: ``changelist``, ``change``, ``claim``."""
         name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
         return reverse(name, args=args, current_app=self.admin_site.name)
-
-    def claim_control_address(self, *page: str) -> str:
-        """Return the address of the control room of the model, or of one of the pages below it."""
-        args, site = [self.opts.label_lower, *page], self.admin_site.name
-        return reverse("admin:taskclaim_control_changelist", args=args, current_app=site)
 
     def claim_list_address(self, request: HttpRequest) -> str:
         """Return the address of the list, filtered as it was."""
@@ -135,23 +134,18 @@ class ClaimActions(OperatePermission):
                     where = self.claim_address("claim", quote(row.pk), action.slug)
                     yield {"title": str(action.row_label), "path": where + query}
 
-    def claim_list_buttons(self, request: HttpRequest, pauses: Iterable[Switch]) -> Buttons:
-        """Yield what the menu of the list offers: for all rows of the model, for its switch, and its control room."""
-        # A site may have none.
-        has_room = self.admin_site.is_registered(Control)
-        may_operate = self.has_operate_permission(request)
-        if may_operate:
+    def claim_list_buttons(self, request: HttpRequest) -> Buttons:
+        """Yield what stands above the list: for all failed rows of the model, and its control room."""
+        if self.has_operate_permission(request):
             query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()})
-            for action in ROW_ACTIONS:
-                if action.all_label:
-                    where = self.claim_address("claim", action.slug)
-                    yield {"title": str(action.all_label), "path": where + query}
-        if may_operate and has_room:
-            own = any(pause.scope == scope_of(self.model) for pause in pauses)
-            turn = RESUME if own else PAUSE
-            yield {"title": str(turn.label), "path": self.claim_control_address(turn.name)}
-        if has_room and may_view(request, self.model, model_admin=self):
-            yield {"title": _("Control room"), "path": self.claim_control_address()}
+            where = self.claim_address("claim", RESET.slug)
+            yield {"title": _("Reset failed rows"), "path": where + query}
+        # A site may have no control room.
+        may_look = may_view(request, self.model, model_admin=self)
+        if may_look and self.admin_site.is_registered(Control):
+            args, site = [self.opts.label_lower], self.admin_site.name
+            room = reverse("admin:taskclaim_control_changelist", args=args, current_app=site)
+            yield {"title": _("Control room"), "path": room}
 
     # The pages behind them
 
@@ -175,7 +169,7 @@ class ClaimActions(OperatePermission):
         shown = (row.pk, facts.status, facts.iteration, facts.holder, action.slug)
         # What changes the row after it was read keeps it from the action.
         as_read = {columns.status.name: facts.status, columns.iteration.name: facts.iteration}
-        rows: Rows = ClaimQuerySet(type(row), using=every.db).filter(pk=row.pk, **as_read)
+        rows = every_row(every).filter(pk=row.pk, **as_read)
         return self.claim_act(request, action, rows, row=row, hidden={SHOWN: [repr(shown)]})
 
     def claim_act(
@@ -197,13 +191,7 @@ class ClaimActions(OperatePermission):
             crumbs.append(Crumb(Truncator(str(row)).chars(60), page))
             back = back if FILTERS_KEPT in request.GET else page
         states = states_of(rows)
-        if row is not None:
-            facts: list[str] = [summary(facts_of(row), all_of_it=True)]
-        elif states.total() > MOST:
-            facts = [_("More than %(number)s rows") % {"number": number(MOST)}]
-            states.update(Status)
-        else:
-            facts = [f"{number(states[one])} {STATES[one]}" for one in STATES if states[one]]
+        facts = counts_of(states) if row is None else [summary(facts_of(row), all_of_it=True)]
         takes = action.takes(Status.PROCESSING) and Status.PROCESSING in states
 
         def run(answer: Answer) -> HttpResponseBase:
@@ -224,7 +212,7 @@ class ClaimActions(OperatePermission):
             title=str(action.label if row is None else action.row_label),
             sentence=str(action.sentence),
             warning=str(LOSE) if takes else "",
-            facts=facts or [_("There are none.")],
+            facts=facts,
             form=partial(ActionForm, action=action, states=states),
             hidden=hidden,
             run=run,
@@ -235,19 +223,14 @@ class ClaimActions(OperatePermission):
         )
 
 
-def _of_list(action: Action) -> Callable[..., HttpResponseBase | None]:
+def _of_list(action: Action) -> Callable[..., HttpResponseBase]:
     """Return the action as Django's list of actions calls it."""
     label: Any = action.label
 
     @admin.action(permissions=["operate"], description=label)
-    def run(model_admin: ClaimActions, request: HttpRequest, rows: Any) -> HttpResponseBase | None:
-        sent, claims = {name: request.POST.getlist(name) for name in SENT}, claims_of(rows)
-        # Of a few rows that nobody has to name, nothing is asked.
-        asks = action.stores_reason or "1" in sent["select_across"] or CONFIRMED in request.POST
-        if asks or any(state in NAMED and action.takes(state) for state in states_of(claims)):
-            return model_admin.claim_act(request, action, claims, hidden=sent)
-        run_action(request, action, claims, model_admin=model_admin)
-        return None
+    def run(model_admin: ClaimActions, request: HttpRequest, rows: Any) -> HttpResponseBase:
+        sent = {name: request.POST.getlist(name) for name in SENT}
+        return model_admin.claim_act(request, action, claims_of(rows), hidden=sent)
 
     run.__name__ = f"claim_{action.slug.replace('-', '_')}"
     return run
@@ -276,16 +259,11 @@ def run_action(
     """
     chosen, may = action.chosen(rows, named), row_permission(request, model_admin)
     # No verb reaches rows through an aggregate.
-    grouped = rows.query.group_by is not None
-    plain = action.chosen(ClaimQuerySet(rows.model, using=rows.db), named) if grouped else chosen
-    #: Rows that were changed, chunk by chunk, and those that were left alone, by why.
-    changed, left = list[int](), Counter[str]()
-    began, is_over, trouble, key = clock(), True, "", ""
+    reached = chosen if rows.query.group_by is None else every_row(rows)
+    # Rows that were changed, chunk by chunk, and those that were left alone, by why.
+    changed, left, key = list[int](), Counter[str](), ""
+    began, is_over, trouble = clock(), True, ""
     try:
-        # Rows in other states are named where they are quickly counted.
-        if keys is None and (states := states_of(rows)).total() <= MOST:
-            others = sorted(states.keys() - action.states_of(named))
-            left.update({str(STATES[state]): states[state] for state in others})
         for part in chunks_of(chosen) if keys is None else keys:
             if changed and clock() - began >= SECONDS:
                 is_over = False
@@ -296,13 +274,11 @@ def run_action(
                 mine = [row.pk for row in chosen.filter(pk__in=part) if may(row)]
             changed.append(0)
             progress = partial(changed.__setitem__, -1)
-            action.run(plain.filter(pk__in=mine), named, reason, progress=progress)
+            action.run(reached.filter(pk__in=mine), named, reason, progress=progress)
             errors = [one.error for one in refusals(rows.model, rows.db, began) if one.key in mine]
-            refused = _("that the database refuses to have written (%(error)s)")
-            left.update(refused % {"error": error} for error in errors)
-            left[_("that you may not change")] += len(part) - len(mine)
-            missed = len(mine) - changed[-1] - len(errors)
-            left[_("that somebody else has locked or changed meanwhile")] += missed
+            left.update(REFUSED % {"error": error} for error in errors)
+            left[str(DENIED)] += len(part) - len(mine)
+            left[str(LOCKED)] += len(mine) - changed[-1] - len(errors)
     except (Error, TaskClaimError) as error:
         trouble = first_line(error)
         if connections[rows.db].needs_rollback:
@@ -313,16 +289,22 @@ def run_action(
         if number_of_rows := sum(changed):
             facts: dict[str, Any] = {"by": request.user, "reason": reason, "using": rows.db}
             record_action(rows.model, action.name, rows=number_of_rows, key=key, **facts)
-    level, more = messages.SUCCESS if sum(changed) else messages.WARNING, ""
-    if trouble:
-        level = messages.ERROR
-        more = _("Then the database refused: %(error)s") % {"error": trouble}
-    elif not is_over:
-        more = _("The time was up; press again for the rest.")
-    elif reasons := ", ".join(f"{number(n)} {why}" for why, n in left.items() if n > 0):
-        more = _("Left alone: %(reasons)s.") % {"reasons": reasons}
-    messages.add_message(request, level, f"{action.result(sum(changed))} {more}".rstrip())
+    level = messages.SUCCESS if sum(changed) else messages.WARNING
+    sentences = [action.result(sum(changed), rows.model), how_it_ended(trouble, left, is_over)]
+    messages.add_message(
+        request, messages.ERROR if trouble else level, " ".join(sentences).rstrip()
+    )
     return is_over
+
+
+def how_it_ended(trouble: str, left: Counter[str], is_over: bool) -> str:
+    """Say what ended an action too early, or why it left rows alone; nothing where it changed all."""
+    if trouble:
+        return _("Then the database refused: %(error)s") % {"error": trouble}
+    if not is_over:
+        return _("The time was up; press again for the rest.")
+    reasons = ", ".join(f"{number(n)} {why}" for why, n in left.items() if n > 0)
+    return _("Left alone: %(reasons)s.") % {"reasons": reasons} if reasons else ""
 
 
 def chunks_of(rows: Rows) -> Iterator[list[Any]]:
@@ -341,12 +323,28 @@ def claims_of(rows: models.QuerySet[models.Model]) -> Rows:
     return ClaimQuerySet(rows.model, query=rows.query.chain(), using=alias_of(rows))
 
 
+def every_row(rows: Rows) -> Rows:
+    """Return all rows of the table of *rows*, on the same database."""
+    return ClaimQuerySet(rows.model, using=rows.db)
+
+
 def alias_of(rows: models.QuerySet[models.Model]) -> str:
     """Return the database on which *rows* are written: the one they were asked of by name, else the router's."""
     return rows._db or router.db_for_write(rows.model)  # type: ignore[attr-defined]  # not in django-stubs
 
 
 def states_of(rows: models.QuerySet[models.Model]) -> Counter[str]:
-    """Count the states of the rows, of MOST + 1 at most."""
+    """Count the states of the rows, of MOST + 1 at most; where there are more rows, each state is counted once more."""
     status = claim_columns(rows.model).status.name
-    return Counter(rows.order_by().values_list(status, flat=True)[: MOST + 1])
+    found = Counter(rows.order_by().values_list(status, flat=True)[: MOST + 1])
+    if found.total() > MOST:
+        found.update(Status)
+    return found
+
+
+def counts_of(states: Counter[str]) -> list[str]:
+    """Say how many rows are in each state."""
+    if states.total() > MOST:
+        return [_("More than %(number)s rows") % {"number": number(MOST)}]
+    found = [f"{number(states[one])} {STATES[one]}" for one in STATES if states[one]]
+    return found or [_("There are none.")]

@@ -160,7 +160,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
             context.get("subtitle") or capfirst("; ".join(filter(None, notes))) or None
         )
         context["claim_filters"] = [(spec.title, list(spec.choices(changes))) for spec in ours]
-        context["claim_menu"] = list(self.claim_list_buttons(request, pauses))
+        context["claim_menu"] = list(self.claim_list_buttons(request))
         return extended(response, "change_list.html")
 
     # The change page

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from django.db.models import Model
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
@@ -36,9 +37,8 @@ class Instruction:
 class Action(Instruction):
     """One thing that an operator can do to rows."""
 
-    #: What a button does to one row, and what one does to all rows of a model; without a label there is no such button.
+    #: What a button does to one row.
     row_label: Text = ""
-    all_label: Text = ""
     #: The states of rows that it changes, and those of which only when they are named.
     states: frozenset[str]
     named: tuple[str, ...] = ()
@@ -71,10 +71,12 @@ class Action(Instruction):
         error = {"error": reason} if self.stores_reason else {}
         return int(self.verb(rows, **error, **dict.fromkeys(named, True), **options))
 
-    def result(self, number: int) -> str:
-        """Say how many rows it was done to."""
-        sentence = ngettext("%(n)s row was %(done)s.", "%(n)s rows were %(done)s.", number)
-        return sentence % {"n": format_number(number), "done": self.done}
+    def result(self, number: int, model: type[Model]) -> str:
+        """Say how many rows of the model it was done to."""
+        meta = model._meta
+        rows = meta.verbose_name if number == 1 else meta.verbose_name_plural
+        sentence = ngettext("%(n)s %(rows)s was %(done)s.", "%(n)s %(rows)s were %(done)s.", number)
+        return sentence % {"n": format_number(number), "rows": rows, "done": self.done}
 
 
 AS_NEW = gettext_lazy(
@@ -88,7 +90,6 @@ RESET = Action(
     name="reset",
     label=gettext_lazy("Reset rows"),
     row_label=gettext_lazy("Reset row"),
-    all_label=gettext_lazy("Reset failed rows"),
     sentence=AS_NEW,
     done=gettext_lazy("reset"),
     states=frozenset({Status.FAILED}),

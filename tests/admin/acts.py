@@ -8,7 +8,7 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.utils import timezone
 
-from django_taskclaim.control.actions import NAMED, ROW_ACTIONS, Action
+from django_taskclaim.control.actions import NAMED, RESET, ROW_ACTIONS, Action
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.models import Switch, WorkerProcess
 from django_taskclaim.switch import overrides_of, pause, pause_all, paused_by
@@ -86,7 +86,7 @@ def acts_of(action: Action) -> Iterator[Act]:
         at = lambda rows, kind=kind: act_on(Photo, slug, rows[kind])  # noqa: E731
         typed = WHY | ({NAMED[state]: "on"} if state in NAMED else {})
         yield Act(f"button {slug} of {kind}", at, typed, {kind: end}, action.name)
-    if action.all_label:
+    if action is RESET:
         yield Act(f"list {slug}", lambda rows: act_on(Photo, slug), WHY, chosen, action.name)
 
 

@@ -231,7 +231,7 @@ def test_an_order_is_asked_about_and_then_shown_beside_the_worker(boss: Client) 
     make(Photo, 3)
     name = held(3, silent=True)
     answer = boss.post(command_url("release", name), {"reason": "gone"})
-    assert said(answer).endswith("3 rows were released.")
+    assert said(answer).endswith("3 photos were released.")
     assert recorded()[-1] == ("testapp.photo", "release", 3, "boss", f"{name} – gone", "")
 
 

@@ -88,9 +88,10 @@ def test_a_row_that_the_user_may_not_change_or_see_stays_as_it_is(boss: Client) 
     page = boss.get(address(HiddenRows)).content.decode()
     assert act_on(HiddenRows, "pause-rows", fixed) not in page
     assert act_on(HiddenRows, "pause-rows", free) in page
-    answer = boss.post(address(HiddenRows), chosen("claim_pause_rows", fixed, free, hidden))
+    sent = chosen("claim_pause_rows", fixed, free, hidden)
+    answer = run_action(boss, address(HiddenRows), sent)
     assert [facts(row).status for row in (fixed, free, hidden)] == ["open", "paused", "open"]
-    assert said(answer) == "1 row was paused. Left alone: 1 that you may not change."
+    assert said(answer) == "1 hidden rows was paused. Left alone: 1 that you may not change."
 
 
 @pytest.mark.parametrize("action", ROW_ACTIONS, ids=lambda action: action.slug)
@@ -226,7 +227,7 @@ def test_another_site_has_a_control_room_with_its_own_addresses_and_rules(ada: C
     assert f'href="{own()}"' in page
     assert "/admin/taskclaim" not in page
     menu = text_of(ada.get(address(Photo, site="bare")))
-    assert "Queue Reset failed rows " in menu
+    assert "Reset failed rows " in menu
     assert "Control room" not in menu
     grace = somebody(name="grace", is_superuser=True)
     assert "Pause claiming" not in text_of(grace.get(own()))

@@ -55,7 +55,7 @@ def test_holder_lease_tries_and_error_are_shown_in_plain_words(
         for words in (
             r"open 2 waiting running 2 expired complete 1 failed 1 paused 1 ",
             r"Failed with LookupError 1 ",
-            r"Queue Reset failed rows ",
+            r"Reset failed rows Control room ",
             r"Paused by eve since",
             r"held by worker-3 on web-2, \d+ (min|s) left",
             r"try 1 of 5",
@@ -191,7 +191,7 @@ def test_a_count_of_the_first_rows_says_so_and_a_list_that_is_searched_shows_non
     for query, words in (
         ("", "failed 1 paused 1 Failed with LookupError 1+ "),
         ("?_facets=True", "failed 1 paused 1 Failed with LookupError 1+ "),
-        ("?q=nothing", "failed paused Failed with LookupError Queue"),
+        ("?q=nothing", "failed paused Failed with LookupError Reset failed rows"),
     ):
         assert words in text_of(boss.get(address(Photo) + query))
 

@@ -83,7 +83,7 @@ def test_under_atomic_requests_the_answer_says_what_was_committed(
 def test_a_row_that_the_database_refuses_is_left_alone_and_named(boss: Client) -> None:
     with refused(Photo, when=f"OLD.id = {Photo.objects.latest('pk').pk}"):
         answer = button(boss)
-    assert said(answer).startswith("3 rows were reset. Left alone: 1 that the database refuses")
+    assert said(answer).startswith("3 photos were reset. Left alone: 1 that the database refuses")
     assert SAID in said(answer)
 
 
