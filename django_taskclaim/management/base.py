@@ -58,6 +58,10 @@ class ClaimCommand(BaseCommand):
     takes: ClassVar[tuple[str | int, str]] = ("*", "the models (default: every claimable model)")
     #: Whether it works on every database that holds a model, not only where the router writes it.
     everywhere: ClassVar[bool] = False
+    #: What is wrong where no model is named and there is none.
+    nothing: ClassVar[str] = (
+        "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
+    )
     #: Each of the models with its databases.
     where: list[tuple[Model, str]]
 
@@ -68,16 +72,11 @@ class ClaimCommand(BaseCommand):
         parser.add_argument("--database", type=database_alias, metavar="ALIAS", help=text)
 
     def execute(self, *args: object, **options: Any) -> str | None:
-        self.where = [
-            (model, alias)
-            for model in options["models"] or models_to_claim()
-            for alias in self._aliases(model, options.get("database"))
-        ]
+        named = options.get("database")
+        meant = options["models"] or self.every_model(named)
+        self.where = [(model, alias) for model in meant for alias in self._aliases(model, named)]
         if not self.where:
-            text = (
-                "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
-            )
-            raise CommandError(text, returncode=USAGE)
+            raise CommandError(self.nothing, returncode=USAGE)
         for alias in {alias for _, alias in self.where}:
             for fault in autocommit_faults(alias):
                 raise CommandError(f"{fault.msg} {fault.hint}", returncode=USAGE)
@@ -89,6 +88,10 @@ class ClaimCommand(BaseCommand):
             raise _failure(error, self.where) from error
         except KeyboardInterrupt:
             raise CommandError("Stopped.", returncode=STOPPED) from None
+
+    def every_model(self, database: str | None) -> list[Model]:
+        """Return the models that are meant where none is named."""
+        return models_to_claim()
 
     def _aliases(self, model: Model, named: str | None) -> list[str]:
         if self.everywhere:

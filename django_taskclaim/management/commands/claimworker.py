@@ -35,7 +35,7 @@ from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import connections, router
+from django.db import connections
 
 from django_taskclaim import conf
 from django_taskclaim.checks import check_project
@@ -45,6 +45,7 @@ from django_taskclaim.formatting import counted, listed
 from django_taskclaim.handlers import models_with_handler
 from django_taskclaim.management.base import (
     ClaimCommand,
+    Model,
     add_filters,
     duration,
     lacking_of,
@@ -61,6 +62,7 @@ from django_taskclaim.worker.stop_signals import hold_stop_signals, leave, run_u
 class Command(ClaimCommand):
     help = __doc__
     takes = ("*", "what to claim from (every model that has a handler)")
+    nothing = f"No such model has a handler: {HOW_TO_HANDLE}."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         number: dict[str, Any] = {"type": whole_number, "metavar": "N"}
@@ -91,6 +93,10 @@ class Command(ClaimCommand):
         # A handler may change the directory.
         add("--health-file", type=os.path.abspath, metavar="PATH", help=text)
 
+    def every_model(self, database: str | None) -> list[Model]:
+        models = models_with_handler()
+        return [model for model in models if database is None or holds(database, model)]
+
     def run_from_argv(self, argv: list[str]) -> None:
         # From the first line to the last a stop is heeded, and kills nobody: the code that waits for signals takes it.
         hold_stop_signals()
@@ -99,13 +105,15 @@ class Command(ClaimCommand):
     def handle(self, *, models: list[Any], in_process: bool, **options: Any) -> None:
         _refuse(_faults(models))
         _refuse_platform(in_process)
-        models = models or _all_models(options["database"])
-        using = _database(models, options["database"])
+        using, *more = sorted({alias for _, alias in self.where})
+        if more:
+            text = f"These models live on {using}, {', '.join(more)}"
+            _refuse([f"{text}; start a worker for each, or name one --database."])
         known = {one.name for one in fields(WorkerOptions)}
         given = {name: value for name, value in options.items() if name in known and value}
         limit: timedelta | None = options["max_time"]
         given |= {
-            "labels": tuple(dict.fromkeys(model._meta.label for model in models)),
+            "labels": tuple(dict.fromkeys(model._meta.label for model, _ in self.where)),
             "using": using,
             "filters": tuple(options["filters"]),
             "ends_at": None if limit is None else clock() + limit.total_seconds(),
@@ -177,26 +185,6 @@ def _refuse_platform(in_process: bool) -> None:
         threading.Thread(target=int).start()
     except RuntimeError as error:
         _refuse([f"A worker needs threads: {error}. Use claim_batch() or take(), which need none."])
-
-
-def _all_models(alias: str | None) -> list[Any]:
-    """Return the models that have a handler; those on the database *alias* where one is named."""
-    found = [model for model in models_with_handler() if alias is None or holds(alias, model)]
-    if not found:
-        on = f" on the database {alias!r}" if alias else ""
-        _refuse([f"No model{on} has a handler: {HOW_TO_HANDLE}."])
-    return found
-
-
-def _database(models: list[Any], named: str | None) -> str:
-    """Return the database to work on: the one named, or the one that the router writes all the models to."""
-    aliases = {named or router.db_for_write(model) for model in models}
-    if len(aliases) > 1:
-        raise CommandError(
-            f"These models live on {', '.join(sorted(aliases))}; start a worker for each, or name one --database.",
-            returncode=ExitCode.USAGE,
-        )
-    return aliases.pop()
 
 
 def holder_name(text: str) -> str:
