@@ -124,7 +124,7 @@ MOST_READS = 6
 
 
 class KeyChooser:
-    """Chooses, under the lock, the first of the *candidates* of a claim whose keys are below their limits."""
+    """Chooses the first of the *candidates* of a claim whose keys are below their limits, under the lock if it has any."""
 
     def __init__(self, target: ClaimTarget, candidates: Rows, limit: int) -> None:
         self.target, self.candidates = target, candidates
@@ -147,9 +147,10 @@ class KeyChooser:
     def choose(self, wanted: int) -> list[Key]:
         """Return the keys of up to *wanted* rows to claim next; none where there are no more, or enough was read."""
         chosen: list[Key] = []
+        table = self.target.table
         while wanted and not chosen:
             for row in self._rows:
-                key, values = self.target.table.key_of(row), row[-len(self.limits) :]
+                key, values = table.key_of(row), row[len(table.key) :]
                 if len(chosen) < wanted and key not in self._tried and self._admits(key, values):
                     self._tried[key] = values
                     self._add(values, 1)

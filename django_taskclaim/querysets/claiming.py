@@ -46,7 +46,6 @@ from django_taskclaim.querysets.cursor import (
 from django_taskclaim.querysets.failing import fail_unreadable, release
 from django_taskclaim.querysets.instances import bare, build, claimed_by, like, read_again
 from django_taskclaim.querysets.isolating import (
-    MOST_ROWS,
     Bad,
     RefusedRows,
     is_unreadable,
@@ -77,9 +76,6 @@ from django_taskclaim.querysets.writes import Given, lock_claims, renew
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK, Status, Token
 from django_taskclaim.tables import stop_scopes
-
-#: A claim that leaves refused rows out reads so many rows for each one wanted: other claims may have locked some.
-LOOK_AHEAD = 4
 
 #: How many claims this process has made, by database and model.
 claims_made: Counter[tuple[str, type[models.Model]]] = Counter()
@@ -400,51 +396,37 @@ def _in_order(target: ClaimTarget, rows: list[ClaimedRow]) -> list[ClaimedRow]:
 
 def _claim_from(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
     """Claim up to *limit* rows that *scan* finds."""
-    if call.counts_by_key:
-        return _claim_below_key_limits(call, scan, limit)
-    if call.refused is not None:
-        return _claim_beside_refused(call, scan, limit)
+    if call.counts_by_key or call.refused is not None:
+        return _claim_chosen(call, scan, limit)
     return _send(call, _statement(call, scan), limit, scan)
 
 
-def _claim_below_key_limits(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
-    """Claim rows whose keys have fewer rows running than they may; for ``limit_per`` and ``serial_by``."""
+def _claim_chosen(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
+    """Claim rows that are chosen by key: those below ``limit_per`` and ``serial_by``, or beside rows that are refused."""
     claimed: list[ClaimedRow] = []
     chooser = KeyChooser(call.target, candidates(call, scan), limit)
     while keys := chooser.choose(limit - len(claimed)):
-        rows = _claim_keys(call, scan, keys, len(keys))
+        rows = _claim_keys(call, scan, keys)
         chooser.forget(set(keys).difference(row.key for row in rows))
         claimed += rows
     return claimed
 
 
-def _claim_beside_refused(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
-    """Claim rows beside some that the database lets nobody write, which are found on the way."""
-    target, look = call.target, LOOK_AHEAD * limit + MOST_ROWS
-    found = target.dialect.first(candidates(call, scan), target.table, look, target.columns.key)
-    return _claim_keys(call, scan, list(dict.fromkeys(target.table.keys_of(found))), limit)
-
-
-def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key], limit: int) -> list[ClaimedRow]:
-    """Claim up to *limit* of the rows with these keys, as far as *scan* finds them still."""
+def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key]) -> list[ClaimedRow]:
+    """Claim the rows with these keys, as far as *scan* finds them still."""
     rows: list[ClaimedRow] = []
-    found = candidates(call, scan)
+    found = candidates(call, scan).order_by()
 
     def claim_part(part: Sequence[Key]) -> list[ClaimedRow]:
-        wanted = limit - len(rows)
-        chosen = (found if wanted < len(part) else found.order_by()).filter(pk__in=part)
-        return _send(call, _prepare(call, scan, chosen, simple=False), wanted, scan)
-
-    def claim_alone(part: Sequence[Key]) -> list[ClaimedRow]:
-        return in_transaction(call.target, claim_part, part)
+        statement = _prepare(call, scan, found.filter(pk__in=part), simple=False)
+        return _send(call, statement, len(part), scan)
 
     for part in call.target.dialect.chunks(keys, call.target.table):
-        refused = call.refused
-        sent = [claim_part(part)] if refused is None else refused.send(part, claim_alone)
-        for claimed in sent:
-            rows += claimed
-            if len(rows) == limit:
-                return rows
+        if call.refused is None:
+            rows += claim_part(part)
+        else:
+            for some in call.refused.send(part, partial(in_transaction, call.target, claim_part)):
+                rows += some
     return rows
 
 
