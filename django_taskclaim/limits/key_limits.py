@@ -124,7 +124,7 @@ MOST_READS = 6
 
 
 class KeyChooser:
-    """Chooses the first of the *candidates* of a claim whose keys are below their limits, under the lock if it has any."""
+    """Chooses the first of the *candidates* of a claim whose keys are below their limits, under the lock of these."""
 
     def __init__(self, target: ClaimTarget, candidates: Rows, limit: int) -> None:
         self.target, self.candidates = target, candidates

@@ -402,7 +402,7 @@ def _claim_from(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
 
 
 def _claim_chosen(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
-    """Claim rows that are chosen by key: those below ``limit_per`` and ``serial_by``, or beside rows that are refused."""
+    """Claim rows chosen by key: below ``limit_per`` and ``serial_by``, or beside some that the database refuses."""
     claimed: list[ClaimedRow] = []
     chooser = KeyChooser(call.target, candidates(call, scan), limit)
     while keys := chooser.choose(limit - len(claimed)):

@@ -1,8 +1,8 @@
 """Finishing rows well, each in the way that the policy of its model names; the worker comes here like any caller."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import models
 
@@ -10,7 +10,6 @@ from django_taskclaim.claim import COMPLETED as ENDED_WELL
 from django_taskclaim.columns import (
     LINK,
     KeyColumns,
-    claim_columns,
     is_claimable,
     is_companion,
     source_link,
@@ -37,17 +36,6 @@ from django_taskclaim.states import Status
 
 #: The prefix of a source's column, where the companion has a column of the same name.
 PREFIX = f"{LINK}__"
-
-
-class Results(NamedTuple):
-    """The columns that a completion writes from the instances of one model."""
-
-    #: On the table of the claim.
-    own: tuple[AnyField, ...] = ()
-    #: On the tables of parents and children.
-    inherited: tuple[AnyField, ...] = ()
-    #: Of the source, where the model is a companion.
-    of_source: tuple[AnyField, ...] = ()
 
 
 #: What instances show of rows that are gone.
@@ -80,26 +68,27 @@ def complete(
 def _completion(target: ClaimTarget, names: Collection[str], may_be_gone: bool) -> Write:
     """Return what the policy of the model does with rows, and how their results are written."""
     policy, results = policy_for(target.model).completion, checked_results(target.model, names)
+    own = [field for field in results if field.model is target.columns.owner]
+    of_source = [field for field in results if not issubclass(target.model, field.model)]
+    inherited = [field for field in results if field not in (*own, *of_source)]
     verb = Write(sets=COMPLETED, how=ENDED_WELL, signal=rows_completed)
-    steps: list[Callable[[HeldRows], None]] = []
     match policy:
         case Clear():
             # It is written also without a pause: then the rows done last stand behind all others that are due.
             pause = {"not_before": policy.pause}
             verb.sets = {**AS_NEW, **pause, "completed_at": NOW, **OPEN_AGAIN}
         case Archive():
-            verb.shown, steps = AS_LEFT, [partial(_copy, policy.model), _remove]
+            verb.shown, verb.then = AS_LEFT, [partial(_copy, policy.model), _remove]
         case Delete():
-            verb.shown, results = AS_LEFT, Results(of_source=results.of_source)
+            verb.shown, own, inherited = AS_LEFT, [], []
             verb.deletes = goes_alone(target)
-            steps = [] if verb.deletes else [_remove]
-    if results.own:
-        verb.own, verb.per_row = partial(_values_of, results.own), len(results.own)
-    if results.of_source:
-        steps.insert(0, partial(_write_sources, results.of_source, may_be_gone))
-    if results.inherited:
-        steps.insert(0, partial(_write_inherited, results.inherited))
-    verb.then = steps
+            verb.then = [] if verb.deletes else [_remove]
+    if own:
+        verb.own, verb.per_row = partial(_values_of, own), len(own)
+    if of_source:
+        verb.then.insert(0, partial(_write_sources, of_source, may_be_gone))
+    if inherited:
+        verb.then.insert(0, partial(_write_inherited, inherited))
     return verb
 
 
@@ -110,42 +99,38 @@ def _values_of(fields: Sequence[AnyField], held: HeldRows) -> list[OwnValues]:
 # Results
 
 
-def checked_results(model: type[models.Model], names: Collection[str]) -> Results:
-    """Sort out what *update_fields* names; an error in one sentence for what cannot be written.
+def checked_results(model: type[models.Model], names: Collection[str]) -> tuple[AnyField, ...]:
+    """Return the columns that *update_fields* names; an error in one sentence for what cannot be written.
 
     For a companion a name means a column of its own if it has one, else of its source; ``source__name`` means the
     source's.
     """
     if isinstance(names, str):
         raise TypeError(f"update_fields is a list of names, not the text {names!r}.")
-    return _sorted_out(model, tuple(names))
+    return _results(model, tuple(names))
 
 
 @cache
-def _sorted_out(model: type[models.Model], names: tuple[str, ...]) -> Results:
+def _results(model: type[models.Model], names: tuple[str, ...]) -> tuple[AnyField, ...]:
     refuse_names(model, names, "update_fields")
-    own = [name for name in names if name in writable(model)]
-    rest = [name for name in names if name not in own]
-    source = source_link(model).source if rest and is_companion(model) else None
-    of_source = [] if source is None else [name.removeprefix(PREFIX) for name in rest]
-    unknown = sorted(rest if source is None else set(of_source) - writable(source))
+    source = source_link(model).source if names and is_companion(model) else None
+    found: dict[Any, None] = {}
+    unknown = []
+    for name in names:
+        of_source = name.removeprefix(PREFIX)
+        if name in writable(model):
+            found[model._meta.get_field(name)] = None
+        elif source is not None and of_source in writable(source):
+            if is_claimable(source):
+                refuse_names(source, [of_source], "update_fields")
+            found[source._meta.get_field(of_source)] = None
+        else:
+            unknown.append(of_source)
     if unknown:
         also = "" if source is None else f", and {source._meta.label} has none either"
         raise ValueError(
-            f"{model._meta.label} has no column to write named {', '.join(unknown)}{also}."
+            f"{model._meta.label} has no column to write named {', '.join(sorted(unknown))}{also}."
         )
-    if source is not None and is_claimable(source):
-        refuse_names(source, of_source, "update_fields")
-    fields, owner = _fields(model, own), claim_columns(model).owner
-    return Results(
-        tuple(field for field in fields if field.model is owner),
-        tuple(field for field in fields if field.model is not owner),
-        () if source is None else _fields(source, of_source),
-    )
-
-
-def _fields(model: type[models.Model], names: Iterable[str]) -> tuple[AnyField, ...]:
-    found: dict[Any, None] = dict.fromkeys(model._meta.get_field(name) for name in names)
     return tuple(found)
 
 

@@ -206,7 +206,7 @@ class Write:
     #: Whether the statement deletes the rows.
     deletes: bool = False
     #: What else belongs to the same transaction: each step is called with the rows of one statement, just written.
-    then: Sequence[Callable[[HeldRows], None]] = ()
+    then: list[Callable[[HeldRows], None]] = field(default_factory=list)
     #: What the instances show of it, where that is something else.
     shown: Columns | None = None
     #: How the verb ends the claims; None if they go on and the instances show no change.

@@ -300,8 +300,7 @@ class UnsavedColumns:
         names = writable(kind)
         if is_claimable(kind):
             names -= claim_columns(kind).guarded_names
-        results = checked_results(model, self._handler.update_fields)
-        written = [*results.own, *results.inherited] if is_row else results.of_source
+        written = checked_results(model, self._handler.update_fields)
         values: dict[AnyField, object] = {}
         for field in kind._meta.concrete_fields:
             name = field.attname

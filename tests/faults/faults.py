@@ -116,8 +116,9 @@ FAULTS = {
                 "    for held, verb in zip(given.held, verbs, strict=True):\n",
                 "    for held, verb in zip(given.held, verbs, strict=True):\n"
                 "        for row in held.rows:\n"
-                "            fields = checked_results(type(row), update_fields).own\n"
-                "            values = {f.attname: getattr(row, f.attname) for f in fields}\n"
+                "            fields = checked_results(type(row), update_fields)\n"
+                "            own = [f.attname for f in fields if isinstance(row, f.model)]\n"
+                "            values = {name: getattr(row, name) for name in own}\n"
                 "            rows = models.QuerySet(type(row), using=held.target.alias)\n"
                 "            rows.filter(pk=row.pk).update(**values) if values else None\n"
                 "        verb.own, verb.per_row = None, 0\n",
