@@ -151,7 +151,7 @@ class Reaper:
         self._readings: deque[tuple[datetime, float]] = deque()
         #: Seconds of prompt answers since the first reading, and when the last answer came, by ``clock()``.
         self._prompt, self._answered = 0.0, 0.0
-        self._due = self._next_look = 0.0
+        self._due = 0.0
 
     def due_in(self) -> float:
         """Return the seconds until ``turn`` has something to do."""
@@ -168,43 +168,32 @@ class Reaper:
         """
         if self.due_in():
             return None
+        rows: Rows = without_refused(models.QuerySet(self.model, using=self.using))
+        interval = conf.duration("REAPER_INTERVAL").total_seconds()
+        self._due = later = clock() + interval * random.uniform(0.75, 1.0)
         try:
-            if self._readings:
-                self._read()
-                return self._put_back(limit)
-            self._search()
+            if not rows.filter(is_expired(claim_columns(self.model))).exists():
+                self.start_over()
+                return 0
+            # Only now the clock is read.
+            self._read(interval)
+            cutoff, prompt = self._readings[0]
+            if self._prompt - prompt < self._renewal_interval():
+                return 0
+            released = in_chunks(rows, ReleaseExpired(cutoff), limit)
         except BaseException:
-            self._rest()
+            self.start_over()
+            self._due = later
             raise
-        return 0
-
-    def _search(self) -> None:
-        """Look whether rows have expired: only then the clock is read, or read further."""
-        self._next_look = clock() + self._interval() * random.uniform(0.75, 1.0)
-        if not self._rows().filter(is_expired(claim_columns(self.model))).exists():
-            self._rest()
-        elif not self._readings:
-            self._prompt, self._answered = 0.0, clock()
-            self._read()
-
-    def _rest(self) -> None:
-        self.start_over()
-        self._due = self._next_look
-
-    def _put_back(self, limit: int | None) -> int:
-        cutoff, prompt = self._readings[0]
-        if self._prompt - prompt < self._renewal_interval():
-            return 0
-        released = in_chunks(self._rows(), ReleaseExpired(cutoff), limit)
         if released == limit:
             self._due = 0.0
-        else:
-            # Rows that have expired since that reading wait for a reading of their own.
-            self._search()
         return released
 
-    def _read(self) -> None:
-        """Read the database's clock once a renewal could be written, and forget all readings older than needed."""
+    def _read(self, longest_wait: float) -> None:
+        """Read the database's clock once a renewal could be written, and forget all readings older than needed.
+
+        The next one follows soon, and at the latest when rows that had expired by the first can be put back.
+        """
         target = ClaimTarget.of(self.model, self.using)
         moment, renewal = target.dialect.writable_at(target.table), self._renewal_interval()
         since, self._answered = self._answered, clock()
@@ -214,15 +203,9 @@ class Reaper:
         self._readings.append((moment, self._prompt))
         while len(self._readings) > 1 and self._prompt - self._readings[1][1] >= renewal:
             self._readings.popleft()
-        wait = min(renewal / READINGS, self._interval())
+        wait = min(renewal / READINGS, longest_wait)
         missing = renewal - (self._prompt - self._readings[0][1])
         self._due = self._answered + (min(wait, missing) if missing > 0 else wait)
-
-    def _interval(self) -> float:
-        return conf.duration("REAPER_INTERVAL").total_seconds()
-
-    def _rows(self) -> Rows:
-        return without_refused(models.QuerySet(self.model, using=self.using))
 
     def _renewal_interval(self) -> float:
         return self._lease().total_seconds() / RENEWALS_PER_LEASE
