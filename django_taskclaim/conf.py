@@ -176,7 +176,7 @@ _SETTINGS: Mapping[str, tuple[object, AnyKind]] = {
     "REAPER_INTERVAL": (10.0, DURATION),
     "CHUNK_SIZE": (500, whole_number(most=500)),
     "RETRIES": (2, whole_number(least=0)),
-    "ERROR_LENGTH": (4000, whole_number(most=32_000)),
+    "ERROR_LENGTH": (4000, whole_number(least=100, most=32_000)),
     "STORE_TRACEBACK": (False, FLAG),
     "REDACT": (None, _HOOK),
     "CLAIM_STRATEGY": ("auto", _STRATEGY),

@@ -18,12 +18,8 @@ from django_taskclaim import conf
 SEEN = 65_536
 #: Characters that the column of the class holds.
 CLASS_LENGTH = 200
-#: Innermost frames shown of one exception, exceptions of a chain, and lines of a text with its notes and members.
-FRAMES, CHAIN, LINES = 20, 10, 20
-
-#: What Python writes between an exception and the next one.
-_CAUSED = "The above exception was the direct cause of the following exception:"
-_DURING = "During handling of the above exception, another exception occurred:"
+#: Innermost frames shown of an exception, and lines of its text with notes and members.
+FRAMES, LINES = 20, 20
 
 
 def class_and_text(error: object) -> tuple[str, str]:
@@ -43,11 +39,12 @@ def text_to_store(error: object) -> tuple[str, str]:
     name, text = class_and_text(error)
     if not conf.setting("STORE_TRACEBACK") or not isinstance(error, BaseException):
         return name, text
-    most, trace = conf.setting("ERROR_LENGTH"), _trace(error)
-    # Each has half of the room, and what the other leaves of it.
-    head = _cut(text, max(most // 2, most - len(trace) - 2))
-    room = most - len(head) - 2
-    return name, f"{head}\n\n{_cut(trace, room, keep_end=True)}" if trace and room > 0 else text
+    if trace := _trace(error):
+        most = conf.setting("ERROR_LENGTH") - 2
+        # Each has half of the room, and what the other leaves of it.
+        text = _cut(text, max(most // 2, most - len(trace)))
+        text += "\n\n" + _cut(trace, most - len(text), keep_end=True)
+    return name, text
 
 
 def escape_to_ascii(stored: tuple[str, str]) -> tuple[str, str]:
@@ -184,23 +181,11 @@ def _own_text(error: object) -> str:
 
 
 def _trace(error: BaseException) -> str:
-    """Return the frames of an error and of what led to it, in the order of Python: its own innermost frames last."""
-    return redact(_safely(lambda: _raw_trace(error), "traceback"), keep_end=True).rstrip("\n")
-
-
-def _raw_trace(error: BaseException) -> str:
-    blocks: list[str] = []
-    one: BaseException | None = error
-    text = ""
-    while one is not None and len(blocks) < CHAIN:
-        frames = traceback.format_tb(one.__traceback__, limit=-FRAMES)
-        head = ["Traceback (most recent call last):\n"] if frames else []
-        blocks.append("".join([*head, *frames, text]))
-        cause, how = one.__cause__, _CAUSED
-        if cause is None and not one.__suppress_context__:
-            cause, how = one.__context__, _DURING
-        one, text = cause, f"{_class_of(cause)}: {_raw_text(cause)}\n\n{how}\n\n"
-    return "".join(reversed(blocks))
+    """Return the innermost frames of an error, empty for one that was not raised; not those of what led to it."""
+    if error.__traceback__ is None:
+        return ""
+    frames = traceback.format_tb(error.__traceback__, limit=-FRAMES)
+    return redact("Traceback (most recent call last):\n" + "".join(frames), keep_end=True).rstrip()
 
 
 # Sizes

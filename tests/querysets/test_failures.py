@@ -110,10 +110,7 @@ def failing(depth: int = 30) -> None:
     if depth:
         failing(depth - 1)
     assert hidden_in_a_local
-    try:
-        {}["missing"]
-    except KeyError as error:
-        raise ValueError("the first part of the message" + " and more" * 1000) from error
+    raise ValueError("the first part of the message" + " and more" * 1000)
 
 
 @pytest.mark.parametrize("length", [300, 30_000])
@@ -131,5 +128,3 @@ def test_a_stored_traceback_keeps_the_first_words_and_the_innermost_frames(
     last = next(line for line in reversed(text.splitlines()) if line.strip(" ^~"))
     assert 'raise ValueError("the first part' in last
     assert "only locals know this" not in text
-    if length == 30_000:
-        assert text.index("KeyError: 'missing'") < text.index("direct cause")
