@@ -12,9 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.db import DatabaseError, connections, models, transaction
@@ -25,7 +23,7 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.contention import contention_code
 from django_taskclaim.db import dialect_for
-from django_taskclaim.db.sql import SQL, Key, sql
+from django_taskclaim.db.sql import Key, sql
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.scope import ClaimTarget
@@ -113,47 +111,18 @@ class RefusedRows:
             or dialect.connection.needs_rollback
         ):
             return False
-        columns = table.columns
-        same = [table.assign(field, SQL(table.column(field))) for field in columns.guarded]
-        names = table.list_of(columns.owner._meta.local_concrete_fields)
+        names = table.list_of(table.columns.owner._meta.local_concrete_fields)
         with dialect.own_transaction():
-            dialect.run(sql("UPDATE {} SET {} WHERE 1 = 0", table.name, SQL.join(", ", same)))
+            dialect.wait_to_write(table)
             dialect.fetch(sql("SELECT {} FROM {} WHERE 1 = 0", names, table.name))
         return True
-
-
-def _remember(target: ClaimTarget, key: Key, error: Exception) -> None:
-    """Log a row that is refused, and leave it out for a while."""
-    model, alias = target.model, target.alias
-    refusal = Refusal(model, alias, key, describe(error), clock())
-    if len(remembered) >= MOST_REMEMBERED:
-        del remembered[next(iter(remembered))]
-    remembered[claim_columns(model).owner, alias, key] = refusal
-    logger.error(
-        "%s %s %s: %s. Other rows go on; this one stays as it is and is tried again in a minute. Mend"
-        " the row, or the check or trigger that refuses it.",
-        model._meta.label,
-        key,
-        REFUSED,
-        refusal.error.rstrip("."),
-        extra={
-            "event": "refused",
-            "model": model._meta.label,
-            "keys": [str(key)],
-            "error": refusal.error,
-        },
-    )
 
 
 #: How many seconds a refused row is left out.
 REMEMBERED = 60.0
 
-#: The log and the workers' reports say this of such a row.
-REFUSED = "cannot be written"
 
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """One row that was refused, and with which words of the driver."""
 
     model: type[models.Model]
@@ -166,12 +135,24 @@ class Refusal:
     def __str__(self) -> str:
         name, _, text = self.error.partition(": ")
         # The class comes first: people who may not see the row are shown no more than that.
-        return f"{name}: {self.model._meta.label} {self.key} {REFUSED}: {text}"
+        return f"{name}: {self.model._meta.label} {self.key} cannot be written: {text}"
 
 
-#: The rows that were refused last in this process, so many at most, by table, database and key.
-remembered: dict[tuple[type[models.Model], str, Key], Refusal] = {}
-MOST_REMEMBERED = 1000
+#: The rows that were refused last in this process, so many at most.
+remembered: deque[Refusal] = deque(maxlen=1000)
+
+
+def _remember(target: ClaimTarget, key: Key, error: Exception) -> None:
+    """Log a row that is refused, and leave it out for a while."""
+    refusal = Refusal(target.model, target.alias, key, describe(error), clock())
+    remembered.append(refusal)
+    facts = {"model": target.model._meta.label, "keys": [str(key)], "error": refusal.error}
+    logger.error(
+        "%s. Other rows go on; this one stays as it is and is tried again in a minute. Mend the row, or the check or"
+        " trigger that refuses it.",
+        str(refusal).rstrip("."),
+        extra={"event": "refused", **facts},
+    )
 
 
 def refusals(
@@ -183,12 +164,8 @@ def refusals(
     """
     owner = None if model is None else claim_columns(model).owner
     after = clock() - REMEMBERED if since is None else since
-    found = [
-        one
-        for (table, using, _), one in list(remembered.items())
-        if owner in (None, table) and using == alias and one.at >= after
-    ]
-    return sorted(found, key=attrgetter("at"))
+    found = [one for one in list(remembered) if one.alias == alias and one.at >= after]
+    return [one for one in found if owner in (None, claim_columns(one.model).owner)]
 
 
 def is_refused(model: type[models.Model], alias: str, key: Key) -> bool:
