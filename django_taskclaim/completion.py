@@ -19,9 +19,7 @@ class Completion:
     """What becomes of a row that is done; one class for each way."""
 
     __slots__ = ()
-    #: Whether rows that are done can be told from the others, and be counted.
-    keeps: ClassVar[bool] = True
-    #: What pages and commands note of rows that are done; empty where their state shows it.
+    #: What pages and commands note of rows that are done; empty where these stay and can be counted by their state.
     note: ClassVar[str] = ""
 
 
@@ -37,7 +35,6 @@ class Delete(Completion):
     Where there is nothing to follow and nobody to hear, that is one statement a batch.
     """
 
-    keeps: ClassVar[bool] = False
     note: ClassVar[str] = gettext_noop("rows that are done are deleted")
 
 
@@ -50,7 +47,6 @@ class Archive(Completion):
     """
 
     to: type[models.Model] | str
-    keeps: ClassVar[bool] = False
     note: ClassVar[str] = gettext_noop("rows that are done are moved to the archive")
 
     def __post_init__(self) -> None:
@@ -71,7 +67,6 @@ class Clear(Completion):
     """
 
     every: timedelta | float | None = conf.option(conf.or_none(conf.DURATION))
-    keeps: ClassVar[bool] = False
     note: ClassVar[str] = gettext_noop("rows that are done are open again")
 
     def __post_init__(self) -> None:

@@ -421,11 +421,14 @@ def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key]) -> list[Claime
         statement = _prepare(call, scan, found.filter(pk__in=part), simple=False)
         return _send(call, statement, len(part), scan)
 
+    def claim_apart(part: Sequence[Key]) -> list[ClaimedRow]:
+        return in_transaction(call.target, claim_part, part)
+
     for part in call.target.dialect.chunks(keys, call.target.table):
         if call.refused is None:
             rows += claim_part(part)
         else:
-            for some in call.refused.send(part, partial(in_transaction, call.target, claim_part)):
+            for some in call.refused.send(part, claim_apart):
                 rows += some
     return rows
 

@@ -29,7 +29,7 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.notify import call_workers
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost
 from django_taskclaim.fields import AnyField, RangeColumn, as_utc
-from django_taskclaim.querysets.scope import is_claimed_by
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.writes import lock_claims, raise_lost
 from django_taskclaim.states import Status
 
@@ -147,7 +147,9 @@ class FencedModel(models.Model):
                 # The row keeps its values of our columns, not those that this instance was constructed with.
                 show([self], dict.fromkeys(columns.guarded, models.DEFERRED))
             return found
-        if values and (found := write(base_qs.filter(is_claimed_by(columns, claim.token)), values)):
+        fence = ClaimTarget.of(type(self), using).table.standing(claim.token)
+        held = base_qs.extra(where=[fence.text], params=fence.params)
+        if values and (found := write(held, values)):
             return found
         # Nothing was to be written to this table, or the server does not count a row that has not changed.
         if lock_claims([self]):
@@ -165,46 +167,6 @@ class FencedModel(models.Model):
         inserted = insert(manager, using, fields, returning_fields, raw)
         call_workers(manager.model, using)
         return inserted
-
-    def delete(self, *args: object, **kwargs: object) -> tuple[int, dict[str, int]]:
-        """Django's ``delete``, fenced while the row carries a claim; deleting the row ends it.
-
-        Takes and returns what the next base does. Raises ClaimLost where the claim stands no more; nothing was deleted
-        and the caller's transaction stays usable. Where the answer to its COMMIT was lost, the instance keeps its key
-        and its claim, and the call may be repeated: CommitUnknown then means that the row is gone, or another's.
-        """
-        deleted: tuple[int, dict[str, int]] = self._delete_fenced(super().delete, *args, **kwargs)
-        return deleted
-
-    def _delete_fenced(self, delete: Callable[..., object], *args: object, **kwargs: object) -> Any:
-        given = kwargs.get("using", args[0] if args else None)
-        # The arguments of a user's base class may come first.
-        alias = (
-            given if given in list(connections) else router.db_for_write(type(self), instance=self)
-        )
-        claim, key = claim_on(self, alias), self.pk
-        if claim is None or claim.ended:
-            return delete(*args, **kwargs)
-        stands = gone = False
-        deleted: Any = None
-        try:
-            with transaction.atomic(using=alias):
-                stands = not lock_claims([self])
-                if stands:
-                    deleted = delete(*args, **kwargs)
-                    # A user's base class may only mark the row, or delete it by a queryset: then the key stays here.
-                    gone = self.pk != key or bool(lock_claims([self]))
-        except BaseException:
-            # Django has removed the key already. The call can be repeated only with it.
-            if stands and self.pk != key:
-                self.pk, claim.unanswered = key, True
-            raise
-        if not stands:
-            claim.ambiguous = claim.ambiguous or claim.unanswered
-            raise_lost([self], [])
-        if gone:
-            claim.end(COMPLETED)
-        return deleted
 
 
 class FencedQuerySet(models.QuerySet[M]):
@@ -267,19 +229,54 @@ class FencedQuerySet(models.QuerySet[M]):
 
 
 def fence_delete(model: Any) -> None:
-    """Fence the ``delete()`` of a base that stands before our mixin and may never call ours, as django-treebeard's."""
-    if not issubclass(model, FencedModel):
-        return
-    before = model.__mro__[: model.__mro__.index(FencedModel)]
-    if not any("delete" in vars(base) and not issubclass(base, FencedModel) for base in before):
-        return
+    """Fence the ``delete()`` of *model*, whichever base it comes from: one before our mixin may never call its own.
+
+    It takes and returns what that does, and deleting the row ends its claim. Raises ClaimLost where the claim stands no
+    more; nothing was deleted and the caller's transaction stays usable. Where the answer to its COMMIT was lost, the
+    instance keeps its key and its claim, and the call may be repeated: CommitUnknown then means that the row is gone,
+    or another's.
+    """
     unfenced = model.delete
+    if hasattr(unfenced, "is_fenced"):
+        return
 
     @wraps(unfenced)
-    def delete(self: FencedModel, *args: object, **kwargs: object) -> Any:
-        return self._delete_fenced(partial(unfenced, self), *args, **kwargs)
+    def delete(self: models.Model, *args: object, **kwargs: object) -> Any:
+        return _delete_fenced(self, partial(unfenced, self), *args, **kwargs)
 
+    vars(delete)["is_fenced"] = True
     model.delete = delete
+
+
+def _delete_fenced(
+    row: models.Model, delete: Callable[..., object], *args: object, **kwargs: object
+) -> Any:
+    given = kwargs.get("using", args[0] if args else None)
+    # The arguments of a user's base class may come first.
+    alias = given if given in list(connections) else router.db_for_write(type(row), instance=row)
+    claim, key = claim_on(row, alias), row.pk
+    if claim is None or claim.ended:
+        return delete(*args, **kwargs)
+    stands = gone = False
+    deleted: Any = None
+    try:
+        with transaction.atomic(using=alias):
+            stands = not lock_claims([row])
+            if stands:
+                deleted = delete(*args, **kwargs)
+                # A user's base class may only mark the row, or delete it by a queryset: then the key stays here.
+                gone = row.pk != key or bool(lock_claims([row]))
+    except BaseException:
+        # Django has removed the key already. The call can be repeated only with it.
+        if stands and row.pk != key:
+            row.pk, claim.unanswered = key, True
+        raise
+    if not stands:
+        claim.ambiguous = claim.ambiguous or claim.unanswered
+        raise_lost([row], [])
+    if gone:
+        claim.end(COMPLETED)
+    return deleted
 
 
 def _while_held(rows: list[Any], using: str, write: Callable[[], R]) -> R:

@@ -15,7 +15,7 @@ from django_taskclaim.db import ClaimStatement, DatabaseNow, Dialect, dialect_fo
 from django_taskclaim.db.sql import SQL, KeyTable, Table
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED
 from django_taskclaim.policy import policy_for
-from django_taskclaim.states import Status, Token
+from django_taskclaim.states import Status
 
 Rows = models.QuerySet[Any]
 
@@ -281,13 +281,6 @@ def is_open(columns: ClaimColumns) -> Q:
 def is_running(columns: ClaimColumns) -> Q:
     """Match rows that somebody holds, expired or not."""
     return in_state(columns, Status.PROCESSING)
-
-
-def is_claimed_by(columns: ClaimColumns, token: Token) -> Q:
-    """Match the row while its claim is the one that *token* names."""
-    return is_running(columns) & Q(
-        **{columns.claimed_by.name: token.holder, columns.iteration.name: token.iteration}
-    )
 
 
 def is_expired(columns: ClaimColumns, cutoff: datetime | None = None) -> Q:

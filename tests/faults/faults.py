@@ -97,16 +97,16 @@ FAULTS = {
             "save() of an instance whose claim was lost writes the row.",
             (
                 FENCE,
-                "write(base_qs.filter(is_claimed_by(columns, claim.token)), values)",
-                "write(base_qs, values)",
+                "(found := write(held, values))",
+                "(found := write(base_qs, values))",
             ),
         ),
         fault(
             "delete() of an instance whose claim was lost deletes the row.",
             (
                 FENCE,
-                "stands = not lock_claims([self])\n                if stands",
-                "stands = True\n                if stands",
+                "stands = not lock_claims([row])\n            if stands",
+                "stands = True\n            if stands",
             ),
         ),
         fault(

@@ -269,7 +269,7 @@ def forecast(seen: Overview | None, hour: Sequence[Slot], day: Sequence[Slot]) -
     if seen is None or seen.pause is not None or not seen.living:
         return ""
     progress, completion = seen.progress, policy_for(seen.model).completion
-    is_early = completion.keeps and progress.fraction < FORESEEABLE
+    is_early = not completion.note and progress.fraction < FORESEEABLE
     if not progress.left or is_early or isinstance(completion, Clear):
         return ""
     # Of ten minutes, else of an hour, else of a day. The last slot is not over yet, and work did not fill the one in

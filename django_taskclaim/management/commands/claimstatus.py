@@ -208,7 +208,7 @@ def _progress_cells(seen: Overview) -> list[str]:
     progress, label = seen.progress, seen.model._meta.label
     states = (Status.OPEN, Status.PROCESSING, Status.COMPLETE, Status.FAILED, Status.PAUSED)
     share = progress.complete / progress.total if progress.total else 0
-    tells = progress.total and policy_for(seen.model).completion.keeps
+    tells = progress.total and not policy_for(seen.model).completion.note
     return [
         label if seen.alias == DEFAULT_DB_ALIAS else f"{label} ({seen.alias})",
         *(f"{'~' * (one in seen.estimated)}{getattr(progress, one.value):,}" for one in states),
