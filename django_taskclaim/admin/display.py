@@ -9,24 +9,18 @@ from functools import cache
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, models
-from django.utils.html import format_html, format_html_join
+from django.template.loader import render_to_string
 from django.utils.safestring import SafeString
-from django.utils.text import Truncator
-from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.control.reading import history
 from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
-from django_taskclaim.formatting import format_duration
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Status
-from django_taskclaim.templatetags.taskclaim_admin import ago, holder_text
-
-#: So much of an error's text stands in a list.
-GLIMPSE = 90
+from django_taskclaim.templatetags.taskclaim_admin import holder_text
 
 #: Open, but not due yet; and running with a lease that has ended.
 WAITING, EXPIRED = "waiting", "expired"
@@ -89,6 +83,7 @@ class RowFacts:
         self.attempts: int = read("attempts" if columns.attempts else "iteration")
         self.not_before: datetime | None = read("not_before")
         self.error_class: str = read("error_class") or ""
+        self.short_error = self.error_class.rpartition(".")[2]
         message, _newline, rest = (read("last_error") or "").strip().partition("\n")
         #: What the error says in its first line, and the rest of the text: the traceback, where one is stored.
         self.error, self.error_rest = message.strip(), rest.strip("\n")
@@ -100,18 +95,29 @@ class RowFacts:
         """One of ``Status``, or ``waiting``, or ``expired``."""
         if self.status == Status.OPEN and self.wait is not None:
             return WAITING
-        if self.is_held and (self.left is None or self.left <= timedelta()):
+        if self.is_held and self.left <= timedelta():
             return EXPIRED
         return self.status
+
+    @property
+    def word(self) -> str:
+        """The state in a word."""
+        return str(STATES.get(self.kind, self.kind))
 
     @property
     def is_held(self) -> bool:
         return self.status == Status.PROCESSING
 
     @property
-    def left(self) -> timedelta | None:
-        """How long the lease still lasts, negative once it has ended; None without one."""
-        return None if self.expires_at is None else self.expires_at - self.now
+    def ended_at(self) -> datetime | None:
+        """When the row was completed, or began its last try; None of one that is not over."""
+        is_over = self.status in (Status.COMPLETE, Status.FAILED)
+        return (self.completed_at or self.claimed_at) if is_over else None
+
+    @property
+    def left(self) -> timedelta:
+        """How long the lease still lasts, negative once it has ended; nothing without one."""
+        return (self.expires_at or self.now) - self.now
 
     @property
     def wait(self) -> timedelta | None:
@@ -132,76 +138,13 @@ class RowFacts:
         return self.status == Status.OPEN and marked
 
 
-# In words
-
-
-def pill(kind: str) -> SafeString:
-    """Return the state as a pill; its word is always there, for colour alone tells nobody everything."""
-    shape = '<span class="taskclaim-pill taskclaim-is-{}">{}</span>'
-    return format_html(shape, kind, STATES.get(kind, kind))
-
-
-def held(facts: RowFacts) -> str:
-    """Return who has the row and for how long, or who had it last; nothing where nobody did."""
-    if not facts.holder:
-        return ""
-    words = {
-        "holder": facts.holder_name,
-        "time": format_duration(facts.left or timedelta()),
-    }
-    if not facts.is_held:
-        text = _("by %(holder)s")
-    elif facts.kind == EXPIRED:
-        text = _("held by %(holder)s, lease ended %(time)s ago")
-    else:
-        text = _("held by %(holder)s, %(time)s left")
-    quiet = "" if facts.is_held else "taskclaim-quiet"
-    return format_html('<span class="{}" title="{}">{}</span>', quiet, facts.holder, text % words)
-
-
-def tried(facts: RowFacts) -> str:
-    """Return how often the row was tried and when it will be again."""
-    counts = {"tries": facts.attempts, "next": facts.attempts + 1, "most": facts.max_attempts}
-    parts = []
-    if facts.is_held:
-        parts.append(_("try %(next)s of %(most)s") % counts)
-    elif facts.attempts:
-        parts.append(_("tried %(tries)s of %(most)s") % counts)
-    if facts.open_ended:
-        parts.append(_("waits for rows that may still be committed"))
-    elif facts.wait is not None:
-        parts.append(_("next in %(time)s") % {"time": format_duration(facts.wait)})
-    if facts.crashed:
-        parts.append(_("next alone, its worker died"))
-    return ", ".join(parts)
-
-
-def error_glimpse(facts: RowFacts) -> str:
-    """Return error class and message in one line, cut short; nothing where there is no error."""
-    if not (facts.error_class or facts.error):
-        return ""
-    name, message = facts.error_class.rpartition(".")[2], Truncator(facts.error).chars(GLIMPSE)
-    shape = '<span class="taskclaim-error" title="{}"><b>{}</b> {}</span>'
-    return format_html(shape, facts.error_class, name, message)
-
-
-def ended(facts: RowFacts) -> str:
-    """Return how long ago a row was completed, or began its last try; nothing of others."""
-    at = facts.completed_at or facts.claimed_at
-    is_over = facts.status in (Status.COMPLETE, Status.FAILED)
-    return ago(facts.now - at) if is_over and at else ""
-
-
 def summary(facts: RowFacts, *, all_of_it: bool = False) -> SafeString:
     """Return what one line tells of a claim: its state, error, holder, tries and time.
 
     Of a row that is over, only *all_of_it* names the holder and the tries.
     """
-    parts = [error_glimpse(facts), ended(facts)]
-    if all_of_it or not parts[1]:
-        parts[1:1] = [held(facts), tried(facts)]
-    spans = format_html_join("", "<span>{}</span>", ((part,) for part in parts if part))
-    return format_html('<div class="taskclaim-told">{}{}</div>', pill(facts.kind), spans)
+    context = {"claim": facts, "with_holder": all_of_it or facts.ended_at is None}
+    return render_to_string("admin/taskclaim/summary.html", context)
 
 
 #: The events of a row's history with which a claim begins; every other ends one.

@@ -18,16 +18,9 @@ from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.control.reading import is_kept
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.error_text import class_and_text, one_line
+from django_taskclaim.querysets.expiry import OUTCOMES
 from django_taskclaim.states import Status
 from django_taskclaim.tables import scope_of
-
-#: What an expired lease made of its row; stored as it stands here.
-OUTCOMES = {
-    "charged": "put back, one try used up",
-    "uncharged": "put back",
-    "quarantined": "put back, to be claimed alone",
-    "failed": "failed: no try was left",
-}
 
 #: The signals that are written down, and their event; the others tell it themselves. Renewals are too many.
 EVENTS: dict[Signal, str] = {
@@ -61,7 +54,7 @@ def _write(
         return
     event, detail = EVENTS[signal] or act, facts.get("to") or facts.get("reason", "")
     if outcome:
-        detail = OUTCOMES[outcome]
+        detail, _columns = OUTCOMES[outcome]
     elif signal is signals.rows_failed:
         detail = one_line(*class_and_text(error))
     shared = {"model": scope_of(sender), "at": DatabaseNow(), "detail": storable(detail, 500)}

@@ -42,8 +42,8 @@ logger = logging.getLogger("django_taskclaim")
 _WORKER_DIED = (
     "The lease ran out on the last try: the worker died, hung or was cut off while this row ran."
 )
-#: What the log says of rows whose lease has ended, and what is written to them, by outcome.
-_OUTCOMES: dict[str, tuple[str, Columns]] = {
+#: What the log and a history say of rows whose lease has ended, and what is written to them, by outcome.
+OUTCOMES: dict[str, tuple[str, Columns]] = {
     "uncharged": ("put back, no try counted", OPEN_AGAIN),
     "charged": ("put back, one try counted", {**OPEN_AGAIN, "attempts": ONE_MORE}),
     "quarantined": (
@@ -93,7 +93,7 @@ def _outcome(target: ClaimTarget, row: LockedRow) -> str:
 
 
 def _write(target: ClaimTarget, outcome: str, rows: list[LockedRow]) -> int:
-    keys, (words, sets) = [row.key for row in rows], _OUTCOMES[outcome]
+    keys, (words, sets) = [row.key for row in rows], OUTCOMES[outcome]
     condition = is_expired(target.columns)
     written = write_locked(target, keys, condition, Change(target.setting(sets)))
     if not written:

@@ -59,7 +59,7 @@ def test_holder_lease_tries_and_error_are_shown_in_plain_words(
             r"Paused by eve since",
             r"held by worker-3 on web-2, \d+ (min|s) left",
             r"try 1 of 5",
-            r"tried 1 of 5, next in \d min",
+            r"tried 1 of 5 next in \d min",
             r"lease ended 1 h ago",
             r"LookupError gone",
         ):

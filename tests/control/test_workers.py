@@ -155,7 +155,7 @@ def test_the_history_of_a_killed_worker_explains_the_second_run(start_worker: St
     ]
     assert [event.holder.startswith(name + "#") for event in events] == [True] + [False] * 2
     assert expired.holder.startswith(name + "#")
-    assert expired.detail == "put back, one try used up"
+    assert expired.detail == "put back, one try counted"
 
 
 # Without the app
