@@ -138,7 +138,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         """State, error, holder, tries and time in one column."""
         return summary(facts_of(obj))
 
-    @admin.display(description="", empty_value="")
+    @admin.display(description=gettext_lazy("buttons"), empty_value="")
     def actions_holder(self, instance: Any) -> str:
         """Return the buttons of one row of the list, and those that the user has declared."""
         template = "admin/change_list_item_object_tools.html"
