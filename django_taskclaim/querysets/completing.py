@@ -215,39 +215,24 @@ def _remove(held: HeldRows) -> None:
 def _copy(archive: type[models.Model], held: HeldRows) -> None:
     """Copy rows that this transaction has completed to *archive*, by one INSERT … SELECT."""
     target, keys = held.target, held.keys
-    shared = _shared_columns(target.model, archive)
-    own = [
-        (field, models.Value(field.pre_save(archive(), add=True), output_field=field))
-        for field in archive._meta.local_concrete_fields
-        if field.attname not in shared and not _fills_itself(field)
-    ]
+    here, fresh = {field.attname for field in target.model._meta.concrete_fields}, archive()
+    shared: list[AnyField] = []
+    own: dict[AnyField, Any] = {}
+    for field in archive._meta.local_concrete_fields:
+        if getattr(field, "generated", False):
+            continue
+        if field.attname in here:
+            shared.append(field)
+            continue
+        given = field.pre_save(fresh, add=True)
+        # The others are filled in by the database itself.
+        if given is not None and not hasattr(given, "resolve_expression"):
+            own[field] = models.Value(given, output_field=field)
     rows: models.QuerySet[Any] = models.QuerySet(target.model, using=target.alias).order_by()
     rows = rows.filter(**{f"{target.columns.key_path(target.model)}__in": keys})
-    query = rows.values_list(*shared, *(given for _, given in own)).query
+    query = rows.values_list(*(field.attname for field in shared), *own.values()).query
     text, params = query.get_compiler(connection=target.dialect.connection).as_sql()
-    by_name: dict[str, Any] = {field.attname: field for field in archive._meta.concrete_fields}
-    into = [*(by_name[name] for name in shared), *(field for field, _ in own)]
     table = KeyTable(KeyColumns(archive), target.dialect.connection)
-    copied = target.dialect.insert_selected(table, into, SQL(text, tuple(params)))
+    copied = target.dialect.insert_selected(table, [*shared, *own], SQL(text, tuple(params)))
     if copied != len(keys):
         raise TaskClaimError(f"Archived {copied} of {len(keys)} rows; rolled back.")
-
-
-def _shared_columns(model: type[models.Model], archive: type[models.Model]) -> list[str]:
-    """Return what rows of *model* and of *archive* both have, by attname."""
-    there = {
-        field.attname
-        for field in archive._meta.local_concrete_fields
-        if not getattr(field, "generated", False)
-    }
-    return [field.attname for field in model._meta.concrete_fields if field.attname in there]
-
-
-def _fills_itself(field: Any) -> bool:
-    """Say whether the database gives the column a value where an INSERT names none."""
-    return (
-        getattr(field, "generated", False)
-        or field.has_db_default()
-        or isinstance(field, models.AutoField)  # the big and small ones say so, too
-        or (field.null and not field.has_default())
-    )

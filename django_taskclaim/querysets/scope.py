@@ -111,32 +111,24 @@ class ClaimTarget(Target):
 
         A timedelta is the moment so long from now by the database's clock; for ``expires_at`` it shortens no lease.
         """
-        table, dialect, found = self.table, self.dialect, []
-        params: tuple[Any, ...]
+        table, found = self.table, []
         for role, to in columns.items():
             column = getattr(self.columns, role)
-            if column is None:
-                continue
-            name, params = table.column(column), ()
             match to:
-                case None:
-                    stored = "NULL"
-                case Status():
-                    stored = f"'{to.value}'"
-                case Computed.NOW:
-                    stored = dialect.now
-                case Computed.ONE_MORE:
-                    stored = f"{table.name}.{name} + 1"
+                case _ if column is None:
+                    continue
                 case timedelta() if role == "expires_at":
-                    found.append(dialect.extension(table, to))
+                    found.append(self.dialect.extension(table, to))
                     continue
                 case timedelta():
-                    stored, params = dialect.later(to)
-                case datetime():
-                    stored, params = table.bound(column, to)
+                    stored = self.dialect.later(to)
+                case Computed.NOW:
+                    stored = SQL(self.dialect.now)
+                case Computed.ONE_MORE:
+                    stored = SQL(f"{table.qualified(column)} + 1")
                 case _:
-                    stored, params = "%s", (to,)
-            found.append(SQL(f"{name} = {stored}", params))
+                    stored = table.bound(column, to)
+            found.append(table.assign(column, stored))
         return found
 
     def is_writable(self) -> bool:
