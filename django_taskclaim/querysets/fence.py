@@ -87,18 +87,11 @@ class FencedModel(models.Model):
         remember(self, claim_columns(type(self)).guarded_names)
         return saved
 
-    def save_base(
-        self,
-        raw: bool = False,
-        force_insert: Any = False,
-        force_update: bool = False,
-        using: str | None = None,
-        update_fields: Iterable[str] | None = None,
-    ) -> None:
-        alias = using or router.db_for_write(type(self), instance=self)
-        save = partial(super().save_base, raw, force_insert, force_update, alias, update_fields)
+    def save_base(self, *args: Any, **kwargs: Any) -> None:
+        alias = kwargs.get("using") or router.db_for_write(type(self), instance=self)
+        save = partial(super().save_base, *args, **{**kwargs, "using": alias})
         claim, concrete = claim_on(self, alias), cast("Any", self._meta.concrete_model)
-        if force_insert and claim is not None:
+        if kwargs.get("force_insert") and claim is not None:
             # An INSERT would first load what is deferred, from a row that may be gone.
             raise ClaimLost([self], reason=NEVER_INSERTED)
         if claim is None or claim.ended or not concrete._meta.parents:
@@ -113,22 +106,14 @@ class FencedModel(models.Model):
         vars(self._state)["taskclaim_raw"] = raw
         return super()._save_table(raw, cls, *args, **kwargs)  # type: ignore[misc]  # not in django-stubs
 
-    def _do_update(  # type: ignore[override]  # of two Django versions
-        self,
-        base_qs: Any,
-        using: str,
-        pk_val: Any,
-        values: Any,
-        update_fields: Any,
-        forced_update: Any,
-        # Django 6.1 adds the fields to return, and returns their values instead of True.
-        *returning: Any,
+    def _do_update(  # type: ignore[override]  # which arguments follow depends on Django's version
+        self, base_qs: Any, using: str, pk_val: Any, values: Any, *more: Any
     ) -> object:
         columns, claim = claim_columns(type(self)), claim_on(self, using)
         update: Any = super()._do_update
 
         def write(rows: object, values: object) -> Any:
-            return update(rows, using, pk_val, values, update_fields, forced_update, *returning)
+            return update(rows, using, pk_val, values, *more)
 
         if claim is not None:
             base_qs = _all_rows(base_qs.model, using)
@@ -156,15 +141,14 @@ class FencedModel(models.Model):
             raise_lost([self], [])
         return [()]
 
-    def _do_insert(
-        self, manager: Any, using: str, fields: Any, returning_fields: Any, raw: bool
-    ) -> object:
+    def _do_insert(self, manager: Any, using: str, *more: Any) -> object:
         if claim_on(self, using) is not None:
             raise ClaimLost([self], reason=NEVER_INSERTED)
+        raw = vars(self._state)["taskclaim_raw"]
         if not raw and manager.model is claim_columns(type(self)).owner:
             prepare_new_row(self)
         insert: Any = super()._do_insert  # type: ignore[misc]  # not in django-stubs
-        inserted = insert(manager, using, fields, returning_fields, raw)
+        inserted = insert(manager, using, *more)
         call_workers(manager.model, using)
         return inserted
 
