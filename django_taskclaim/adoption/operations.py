@@ -8,11 +8,11 @@ moment, lets the others go first, and tries again. Each database has its own way
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import migrations, models, transaction
+from django.db import migrations, models
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor as Editor
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState as State
@@ -84,16 +84,11 @@ class LiveTable:
 
         Raises RetriesExhausted where it cannot; then nothing was changed.
         """
-        alias = self.connection.alias
-        is_transactional = self.connection.features.can_rollback_ddl
-
-        @retry_on_contention(retries=RETRIES, using=alias, atomic=False)
-        def run() -> None:
-            with transaction.atomic(using=alias) if is_transactional else nullcontext():
-                step(*args)
-
+        connection = self.connection
+        rolls_back = connection.features.can_rollback_ddl
+        retry = retry_on_contention(retries=RETRIES, using=connection.alias, atomic=rolls_back)
         with self._session(self.short_wait):
-            run()
+            retry.call(step, *args)
 
     @contextmanager
     def _session(self, settings: Mapping[str, str]) -> Iterator[None]:
@@ -128,19 +123,17 @@ class PostgreSQLTable(LiveTable):
         self._change(self._alter, clauses)
 
     def add_index(self, index: models.Index) -> None:
-        """Build the index, unless it exists; an invalid one, left by an interrupted build, is dropped first."""
+        """Build the index; one of its name was left by a build that was interrupted, and is dropped first."""
         with self.connection.cursor() as cursor:
             cursor.execute(
-                "SELECT i.indexrelid::regclass::text, i.indisvalid FROM pg_index i JOIN pg_class c"
-                " ON c.oid = i.indexrelid WHERE i.indrelid = %s::regclass AND c.relname = %s",
+                "SELECT indexrelid::regclass::text FROM pg_index JOIN pg_class c ON c.oid = indexrelid"
+                " WHERE indrelid = %s::regclass AND c.relname = %s",
                 [self.name, index.name],
             )
-            name, is_valid = cursor.fetchone() or ("", False)
-        if is_valid:
-            return
+            left = cursor.fetchone()
         with self._without_time_limits():
-            if name:
-                self.editor.execute(f"DROP INDEX CONCURRENTLY {name}", None)
+            if left:
+                self.editor.execute(f"DROP INDEX CONCURRENTLY {left[0]}", None)
             self.editor.add_index(self.model, index, concurrently=True)
 
     def drop_index(self, index: models.Index) -> None:
