@@ -144,13 +144,14 @@ class WorkerProcess(models.Model):
     version = models.CharField(max_length=50)
     started_at = MomentField()
     seen_at = MomentField(db_index=True)
-    state = models.CharField(max_length=20, default="running")
     #: What a person has told it to do, until it obeys: the name of one of ``WORKER_COMMANDS``.
     command = models.CharField(max_length=20, default="", blank=True)
     rows_held = models.IntegerField(default=0)
     rows_done = models.BigIntegerField(default=0)
     rows_failed = models.BigIntegerField(default=0)
     last_error = ErrorClassField(max_length=500, default="", blank=True)
+    #: The automatic stops of its claims, for people to read: label, source, reason, and until when in UTC.
+    throttles = models.JSONField(default=list, blank=True)
 
     #: Whether it has reported lately; ``monitoring.overview.workers`` says so by the database's clock.
     alive: bool
@@ -170,25 +171,6 @@ class WorkerProcess(models.Model):
 
     def __str__(self) -> str:
         return str(self.name)
-
-
-class Throttle(models.Model):
-    """An automatic stop of one model's claims by one process, in force until ``until`` is past.
-
-    Written by ``django_taskclaim.throttling``, for people to read: no claim statement looks here.
-    """
-
-    process = HolderField()
-    label = models.CharField(max_length=200)
-    source = ErrorClassField()
-    reason = ErrorClassField(max_length=500)
-    until = MomentField()
-
-    class Meta:
-        db_table = "taskclaim_throttle"
-
-    def __str__(self) -> str:
-        return f"{self.label} by {self.process}: {self.reason}"
 
 
 class RateLevel(models.Model):

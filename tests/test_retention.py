@@ -12,7 +12,7 @@ from django.db import models
 from django_taskclaim import conf
 from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute
 from django_taskclaim.db import DatabaseLater
-from django_taskclaim.models import NamedLease, RateLevel, Switch, Throttle, WorkerProcess
+from django_taskclaim.models import NamedLease, RateLevel, Switch, WorkerProcess
 from django_taskclaim.tables import SILENCE_KEPT
 from tests import documents
 from tests.commands import no_savepoint, run
@@ -30,7 +30,6 @@ PROCESS = {"host": "h", "pid": 1, "version": "1"}
 #: row needs.
 AGES: dict[Any, tuple[str, str, str, dict[str, Any]]] = {
     WorkerProcess: ("", "started_at seen_at", "name", PROCESS),
-    Throttle: ("", "until", "process", {"source": "lag"}),
     NamedLease: ("", "claimed_at", "name", {}),
     OperatorAct: ("RETENTION", "at", "by", {"act": "reset"}),
     ThroughputMinute: ("RETENTION", "at", "run", {"model": "testapp.photo"}),

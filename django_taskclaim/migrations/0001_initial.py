@@ -70,25 +70,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="Throttle",
-            fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                ("process", django_taskclaim.fields.HolderField(max_length=200)),
-                ("label", models.CharField(max_length=200)),
-                ("source", django_taskclaim.fields.ErrorClassField(max_length=200)),
-                ("reason", django_taskclaim.fields.ErrorClassField(max_length=500)),
-                ("until", django_taskclaim.fields.MomentField()),
-            ],
-            options={
-                "db_table": "taskclaim_throttle",
-            },
-        ),
-        migrations.CreateModel(
             name="WorkerProcess",
             fields=[
                 (
@@ -103,7 +84,6 @@ class Migration(migrations.Migration):
                 ("version", models.CharField(max_length=50)),
                 ("started_at", django_taskclaim.fields.MomentField()),
                 ("seen_at", django_taskclaim.fields.MomentField(db_index=True)),
-                ("state", models.CharField(default="running", max_length=20)),
                 ("command", models.CharField(blank=True, default="", max_length=20)),
                 ("rows_held", models.IntegerField(default=0)),
                 ("rows_done", models.BigIntegerField(default=0)),
@@ -112,6 +92,7 @@ class Migration(migrations.Migration):
                     "last_error",
                     django_taskclaim.fields.ErrorClassField(blank=True, default="", max_length=500),
                 ),
+                ("throttles", models.JSONField(blank=True, default=list)),
             ],
             options={
                 "verbose_name_plural": "worker processes",

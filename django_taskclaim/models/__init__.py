@@ -21,7 +21,6 @@ from django_taskclaim.tables import (
     NamedLease,
     RateLevel,
     Switch,
-    Throttle,
     WorkerProcess,
 )
 
@@ -40,6 +39,5 @@ __all__ = [
     "SourceMixin",
     "Switch",
     "TaskMixin",
-    "Throttle",
     "WorkerProcess",
 ]

@@ -15,7 +15,7 @@ from django_taskclaim.columns import ClaimColumns, claim_columns, has_ranges
 from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, as_utc, is_quarantine_mark
 from django_taskclaim.limits import ModelLimits, Stops, stops_among
-from django_taskclaim.models import Switch, Throttle, WorkerProcess
+from django_taskclaim.models import Switch, WorkerProcess
 from django_taskclaim.monitoring.counts import MOST, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.scope import is_due, is_expired, is_running, never_waited
@@ -27,6 +27,16 @@ ALIVE_WITHIN = timedelta(seconds=20)
 
 #: What stands in place of a process where a throttle holds for all.
 EVERYONE = "everyone"
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """An automatic stop of one model's claims, by one process or by everyone, until a moment in UTC."""
+
+    process: str
+    source: str
+    reason: str
+    until: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +84,7 @@ class Summary:
         ]
         known = [one for one in longest if one is not None]
         all_stop = known and len(known) == len(longest)
-        return min(known, key=lambda one: as_utc(one.until)) if all_stop else None
+        return min(known, key=lambda one: one.until) if all_stop else None
 
     @property
     def living(self) -> list[WorkerProcess]:
@@ -141,8 +151,6 @@ def _facts(
     now = database_time(alias)
     scopes = {scope for model in of for scope in stop_scopes(model)}
     switches = {row.scope: row for row in Switch.objects.using(alias).filter(scope__in=scopes)}
-    throttles = Throttle.objects.using(alias).filter(label__in=map(scope_of, of), until__gt=now)
-    holding = list(throttles.order_by("process"))
     known = workers(alias, now)
     for model in of:
         counts = count_rows(model, alias, exact=exact)
@@ -157,7 +165,7 @@ def _facts(
             "estimated": counts.estimated,
             "pause": pause,
             "is_finishing": running > 0 and _workers_hold(model, alias),
-            "throttles": _throttles(scope_of(model), holding, stops),
+            "throttles": _throttles(scope_of(model), known, stops, now),
             "limits": stops.limits,
             "switch": switches.get(scope_of(model)),
             "workers": [worker for worker in known if worker.serves(model)],
@@ -171,17 +179,25 @@ def _workers_hold(model: type[models.Model], alias: str) -> bool:
     return rows.filter(is_running(columns), **mark).exists()
 
 
-def _throttles(label: str, holding: Sequence[Throttle], stops: Stops) -> list[Throttle]:
+def _throttles(
+    label: str, processes: Sequence[WorkerProcess], stops: Stops, now: datetime
+) -> list[Throttle]:
     """Return the automatic stops in force, those of everyone among them whether a worker is alive or not."""
-    found = [one for one in holding if one.label == label]
+    found = [
+        Throttle(worker.name, one["source"], one["reason"], datetime.fromisoformat(one["until"]))
+        for worker in processes
+        for one in worker.throttles
+        if one["label"] == label
+    ]
     stop, closed = stops.throttle, stops.closed
     if stop is not None and stop.until is not None:
-        facts = {"source": stop.by or EVERYONE, "reason": stop.reason, "until": stop.until}
-        found.append(Throttle(process=EVERYONE, label=label, **facts))
+        source = stop.by or EVERYONE
+        found.append(Throttle(EVERYONE, source, stop.reason, as_utc(stop.until)))
     if closed is not None and closed.until is not None:
-        facts = {"source": "hours", "reason": f"outside the hours {closed.limits.hours}"}
-        found.append(Throttle(process=EVERYONE, label=label, until=closed.until, **facts))
-    return sorted(found, key=lambda one: as_utc(one.until), reverse=True)
+        reason = f"outside the hours {closed.limits.hours}"
+        found.append(Throttle(EVERYONE, "hours", reason, as_utc(closed.until)))
+    found = [one for one in found if one.until > now]
+    return sorted(found, key=lambda one: one.until, reverse=True)
 
 
 def throttles_by_source(seen: Summary) -> dict[str, list[Throttle]]:

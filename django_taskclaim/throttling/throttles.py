@@ -1,8 +1,8 @@
 """Everything that may throttle the claims of one process, behind one object that its threads share.
 
 The checks of a process are asked one after the other, each in a short thread: a check may hang, and the caller has
-leases to renew. One that hangs keeps its thread, and the others are asked on. What holds is written to the table
-``Throttle``, for people to read, by the database's clock.
+leases to renew. One that hangs keeps its thread, and the others are asked on. What holds is part of the report of the
+process, for people to read, by the database's clock.
 """
 
 import logging
@@ -11,10 +11,10 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
-from django.db import NotSupportedError, connections, transaction
+from django.db import NotSupportedError, connections
 from django.db.models import Model
 from django.utils.connection import ConnectionDoesNotExist
 
@@ -22,8 +22,7 @@ from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.connecting import use_own_connection
 from django_taskclaim.contention import contention_retried
-from django_taskclaim.db import DatabaseLater
-from django_taskclaim.models import Throttle
+from django_taskclaim.db import dialect_for
 from django_taskclaim.tables import scope_of
 from django_taskclaim.throttling.breaker import CircuitBreaker, ThrottleState
 from django_taskclaim.throttling.health import Check, loaded, name_of
@@ -113,7 +112,7 @@ class HealthCheck:
 
 
 class Throttles:
-    """The throttles of one process. ``ask`` and ``write`` belong to one thread; any thread may call every other method.
+    """The throttles of one process. ``ask`` and ``report`` belong to one thread; any thread may call the other methods.
 
     *checks_of* names the models that the process claims, each with health checks of its own beside those of the
     settings. Raises ImportError or TypeError for an entry that is no check.
@@ -126,8 +125,8 @@ class Throttles:
         self._checks = _checks(checks_of)
         is_on = conf.setting("BREAKER") is not None
         self._breakers = {model: CircuitBreaker(model) for model in checks_of} if is_on else {}
-        #: The rows of this process.
-        self._written: dict[ThrottleKey, ThrottleState] = {}
+        #: What the last report of this process told.
+        self._reported: dict[ThrottleKey, ThrottleState] = {}
         if self._breakers:
             contention_retried.connect(self._count_contention)
 
@@ -178,27 +177,28 @@ class Throttles:
         if due and asked == hanging:
             min(due, key=lambda check: check.due_at).begin(self.using)
 
-    def write(self) -> None:
-        """Write what holds now, if that has changed, and log what has begun or ended.
-
-        Raises the errors of a database that is away, after which it may be called again.
-        """
-        before, states = self._written, self._states()
-        if states == before:
-            return
-        rows = Throttle.objects.using(self.using)
-        with transaction.atomic(self.using):
-            rows.filter(process=self.process).delete()
-            rows.bulk_create([self._row(key, state) for key, state in states.items()])
-        self._written = states
+    def report(self) -> list[dict[str, str]]:
+        """Return what holds now, for the report of the process, and log what has begun or ended since the last time."""
+        before, states = self._reported, self._states()
+        self._reported = states
         for key in before.keys() - states.keys():
             _log("unthrottled", "%s is throttled no more: %s", key, before[key])
         for key in states.keys() - before.keys():
             _log("throttled", "%s is throttled: %s", key, states[key])
+        return [
+            {
+                "label": scope_of(model),
+                "source": source,
+                "reason": state.reason,
+                "until": self._database_time(state.until).isoformat(),
+            }
+            for (model, source), state in states.items()
+        ]
 
-    def sign_off(self) -> None:
-        """Take the process's rows out of the table: it ends as asked."""
-        Throttle.objects.using(self.using).filter(process=self.process).delete()
+    def _database_time(self, moment: float) -> datetime:
+        """Return a moment of ``clock()`` by the clock of the database."""
+        now = dialect_for(connections[self.using]).current_time()
+        return now + timedelta(seconds=moment - clock())
 
     def _states(self) -> dict[ThrottleKey, ThrottleState]:
         """Return the stops that are in force."""
@@ -209,16 +209,6 @@ class Throttles:
             for model in one.models
             if (state := one.state) is not None and clock() < state.until
         }
-
-    def _row(self, key: ThrottleKey, state: ThrottleState) -> Throttle:
-        model, source = key
-        return Throttle(
-            process=self.process,
-            label=scope_of(model),
-            source=source[:200],
-            reason=state.reason[:500],
-            until=DatabaseLater(timedelta(seconds=max(0.0, state.until - clock()))),
-        )
 
 
 def _checks(checks_of: Mapping[type[Model], Iterable[Any]]) -> list[HealthCheck]:

@@ -31,7 +31,7 @@ from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.handlers import Handler
 from django_taskclaim.leases import forget
 from django_taskclaim.limits import NO_REASON, Stops, stops_of
-from django_taskclaim.models import Throttle, WorkerProcess
+from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.tables import SILENCE_KEPT
@@ -119,7 +119,6 @@ class Service(threading.Thread):
             Duty("listening for calls", self.calls.listen, LOOK_EVERY),
             Duty("giving back what is stopped", self._give_back_stopped),
             Duty("asking health checks", self.throttles.ask),
-            Duty("writing throttles", self.throttles.write, LOOK_EVERY),
             Duty("ending overrun rows", keeper.end_overrun),
         ]
         for reaper in self._reapers:
@@ -256,13 +255,12 @@ class Service(threading.Thread):
             self.read_switch()
         rows = WorkerProcess.objects.using(self.options.using)
         refused = refusals(None, self.options.using)
-        is_paused = any(stops.pauses for stops in [*self.keeper.stops.values()])
         facts: dict[str, Any] = {
             "seen_at": DatabaseNow(),
-            "state": "paused" if is_paused else "running",
             "rows_held": held,
             "rows_done": counters.done,
             "rows_failed": counters.failed,
+            "throttles": self.throttles.report(),
             # People see it as long as there is a row that nobody can write.
             "last_error": str(refused[-1])[:500] if refused else counters.last_error,
         }
@@ -280,7 +278,6 @@ class Service(threading.Thread):
 
     def _sign_off(self) -> None:
         WorkerProcess.objects.using(self.options.using).filter(name=self.process).delete()
-        self.throttles.sign_off()
 
 
 def _stops_all(stops: Stops) -> bool:
@@ -289,7 +286,7 @@ def _stops_all(stops: Stops) -> bool:
 
 
 def prune(using: str) -> bool:
-    """Delete workers and throttles that ended a day ago, and some lease names unused since; say if that was all.
+    """Delete workers that fell silent a day ago, and some lease names unused since; say if that was all.
 
     Among those names are, on MySQL, the queues of holders nobody has asked for.
     """
@@ -299,5 +296,4 @@ def prune(using: str) -> bool:
     silent.filter(pk__in=gone).delete()
     if len(gone) == chunk:
         return False
-    Throttle.objects.using(using).filter(until__lt=DatabaseLater(-SILENCE_KEPT)).delete()
     return forget(using, SILENCE_KEPT, chunk) < chunk

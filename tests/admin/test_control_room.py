@@ -1,7 +1,7 @@
 """What the control room shows of rows, workers, pauses, failures and settings."""
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from django.utils import timezone
 
 from django_taskclaim.admin.control_room import snapshot
 from django_taskclaim.control.models import OperatorAct, ThroughputMinute
-from django_taskclaim.models import Throttle
 from django_taskclaim.querysets.failing import stop_everyone
 from django_taskclaim.switch import (
     claimable_models,
@@ -170,19 +169,18 @@ def test_a_model_with_nothing_to_do_is_idle(looks: Client) -> None:
     assert "IDLE" in text_of(looks.get(photos()))
 
 
+def throttled(reason: str) -> list[dict[str, str]]:
+    """Return the throttle of a worker process as it reports that."""
+    until = (datetime.now(UTC) + timedelta(days=2)).isoformat()
+    return [{"label": "testapp.photo", "source": reason, "reason": reason, "until": until}]
+
+
 @pytest.mark.parametrize("use_tz", [True, False])
 def test_a_throttle_of_every_worker_is_shown(looks: Client, use_tz: bool, settings: Any) -> None:
     closed = closed_now()
     settings.USE_TZ = use_tz
-    known, now = worker(), timezone.now()
     make(Photo, 1)
-    Throttle.objects.create(
-        process=known.name,
-        label="testapp.photo",
-        source="ReplicaLag",
-        reason="replica lag 31 s",
-        until=now + timedelta(days=2),
-    )
+    worker(throttles=throttled("replica lag 31 s"))
     assert re.search(r"THROTTLED until .*replica lag 31 s", text_of(looks.get(photos())))
     worker(SILENT, labels="testapp.Photo,testapp.Job", rows_done=4711)
     assert re.search("RUNNING.* 4,711 all its models", text_of(looks.get(photos())))
@@ -327,11 +325,10 @@ def test_an_empty_field_shows_what_holds_without_it(boss: Client) -> None:
 
 def test_texts_of_others_stay_text_on_every_page(boss: Client) -> None:
     failed(1, f"bad {SCRIPT}")
-    worker(f"{SCRIPT}@h:1", last_error=SCRIPT, host=SCRIPT, version=SCRIPT)
+    facts = {"host": SCRIPT, "version": SCRIPT, "throttles": throttled(SCRIPT)}
+    worker(f"{SCRIPT}@h:1", last_error=SCRIPT, **facts)
     pause(Photo, by=SCRIPT, reason=SCRIPT)
     now = timezone.now()
-    facts = {"label": "testapp.photo", "until": now + timedelta(minutes=5)}
-    Throttle.objects.create(process=SCRIPT, source=SCRIPT, reason=SCRIPT, **facts)
     OperatorAct.objects.create(
         at=now, model="testapp.photo", act=SCRIPT, by=SCRIPT, reason=SCRIPT, key=SCRIPT
     )

@@ -12,8 +12,7 @@ from django.core.management import CommandError, call_command
 
 from django_taskclaim import policy
 from django_taskclaim.completion import as_completion
-from django_taskclaim.db import DatabaseLater
-from django_taskclaim.models import Switch, Throttle
+from django_taskclaim.models import Switch
 from django_taskclaim.switch import pause, pause_all
 from tests.commands import failed, in_each_state, lapsed, live_worker, no_savepoint, run, table_away
 from tests.factories import make
@@ -50,17 +49,13 @@ def everything() -> None:
     set_raw(expired, "expires_at", clock("-1 HOUR"))
     pause(Photo, by="ann", reason="deploy", until=600)
     execute(f"UPDATE {table_of(Switch)} SET paused_at = {clock('-3 HOUR')}")
-    for process in ("v", "w"):
-        Throttle.objects.create(
-            process=process,
-            label="testapp.photo",
-            source="lag",
-            reason="slow",
-            until=DatabaseLater(timedelta(hours=1)),
-        )
-    live_worker(PHOTO, "testapp.Job", rows_held=2, rows_done=7)
+    throttles = [
+        {"label": "testapp.photo", "source": "lag", "reason": "slow", "until": until}
+        for until in ("2100-01-01T00:00:00+00:00", "2020-01-01T00:00:00+00:00")
+    ]
+    live_worker(PHOTO, "testapp.Job", rows_held=2, rows_done=7, throttles=throttles)
     live_worker("testapp.Job")
-    live_worker(PHOTO, seen=300)
+    live_worker(PHOTO, seen=300, throttles=throttles)
 
 
 def test_json_has_every_figure() -> None:

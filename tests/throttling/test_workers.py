@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import Sum
 
 from django_taskclaim.contention import retry_on_contention
-from django_taskclaim.models import Throttle
+from django_taskclaim.models import WorkerProcess
 from django_taskclaim.throttling.throttles import Throttles
 from tests.contention.conftest import failing
 from tests.factories import make
@@ -18,6 +18,12 @@ from tests.testapp.models import Job, Photo, UuidKey
 from tests.worker.conftest import Start, jobs, states, wait_until
 
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.throttling.worker_settings"}
+
+
+def throttles() -> list[dict[str, str]]:
+    """Return what the worker has reported."""
+    reports = WorkerProcess.objects.values_list("throttles", flat=True)
+    return [one for report in reports for one in report]
 
 
 @pytest.mark.once
@@ -29,19 +35,19 @@ def test_nothing_is_claimed_while_a_check_says_stop(start_worker: Start) -> None
     make(UuidKey, 2)
     jobs(10)
     worker = start_worker(TASKCLAIM_TEST_CHECKS="odd", **SETTINGS)
-    wait_until(Throttle.objects.filter(reason="rows is 2, more than 0").exists)
-    first = Throttle.objects.get().until
-    wait_until(lambda: Throttle.objects.get().until > first, what="the check says stop again")
+    (first,) = wait_until(throttles)
+    assert first["reason"] == "rows is 2, more than 0"
+    wait_until(lambda: throttles()[0]["until"] > first["until"], what="the check says stop again")
     assert states() == {"open": 10}
     UuidKey.objects.all().delete()
     wait_until(lambda: states() == {"complete": 10})
-    wait_until(lambda: not Throttle.objects.exists())
+    wait_until(lambda: not throttles())
     make(UuidKey, 1)
-    wait_until(Throttle.objects.exists)
+    wait_until(throttles)
     jobs(1)
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
-    assert not Throttle.objects.exists()
+    assert not WorkerProcess.objects.exists()
     assert states() == {"complete": 10, "open": 1}
     said = [event["text"] for event in worker.events("check_broken")]
     assert len([text for text in said if "no connection to the moon" in text]) == 1
