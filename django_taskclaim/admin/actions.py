@@ -26,7 +26,7 @@ from django.utils.translation import gettext_lazy
 from django_taskclaim import conf
 from django_taskclaim.admin.confirming import Answer, Crumb, confirm
 from django_taskclaim.admin.display import STATES, facts_of, summary
-from django_taskclaim.admin.permissions import Admin, OperatePermission, may_view, row_permission
+from django_taskclaim.admin.permissions import Admin, OperatePermission, may, row_permission
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import in_no_transaction
@@ -141,7 +141,7 @@ class ClaimActions(OperatePermission):
             where = self.claim_address("claim", RESET.slug)
             yield {"title": _("Reset failed rows"), "path": where + query}
         # A site may have no control room.
-        may_look = may_view(request, self.model, model_admin=self)
+        may_look = may(request, "view_control", self.model, model_admin=self)
         if may_look and self.admin_site.is_registered(Control):
             args, site = [self.opts.label_lower], self.admin_site.name
             room = reverse("admin:taskclaim_control_changelist", args=args, current_app=site)

@@ -3,7 +3,7 @@
     def pause_view(request):
         return confirm(
             request,
-            allowed=may_operate(request, Photo),
+            allowed=may(request, "operate", Photo),
             title=_("Pause photos"),
             sentence=_("No worker claims a photo until somebody resumes. What runs finishes."),
             form=ReasonForm,

@@ -6,6 +6,7 @@ model's own permissions decide, and there is nothing to configure.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from django.apps import apps
@@ -17,6 +18,9 @@ from django.http import HttpRequest
 #: The app whose permissions these are.
 CONTROL = "taskclaim_control"
 
+#: What a user may do to claims, and the permissions on the model of which each needs one.
+NEEDS = {"view_control": ("view", "change"), "operate": ("change",), "configure": ("change",)}
+
 Model: TypeAlias = type[models.Model] | None
 
 if TYPE_CHECKING:
@@ -27,53 +31,39 @@ else:
     Base, Admin = object, Any
 
 
-def may_view(
-    request: HttpRequest, model: Model, *, model_admin: Admin = None, obj: object = None
-) -> bool:
-    """Say whether the user may see how the claims of *model* are getting on; with None, that of models in general."""
-    return _may(request, "view_control", model, model_admin, obj, ("view", "change"))
+def may(request: HttpRequest, what: str, model: Model, *, model_admin: Admin = None) -> bool:
+    """Say whether the user may do *what*, one of NEEDS, to claims of *model*; with None, to those of all models.
 
-
-def may_operate(
-    request: HttpRequest, model: Model, *, model_admin: Admin = None, obj: object = None
-) -> bool:
-    """Say whether the user may act on rows of *model*, or turn its switch; with None, on all models at once.
-
-    With *model_admin* that one is asked about the model, and about *obj*, so that its own rules count. One with
-    ``ClaimAdminMixin`` has the last word.
+    With *model_admin* that one is asked about the model, so that its own rules count. One with ``ClaimAdminMixin`` has
+    the last word about ``operate``.
     """
     own = getattr(model_admin, "has_operate_permission", None)
-    if own is not None:
-        return bool(own(request, obj))
-    return _may(request, "operate", model, model_admin, obj, ("change",))
+    if what == "operate" and own is not None:
+        return bool(own(request))
+    return _granted(request, what, model, model_admin)
 
 
-def may_configure(request: HttpRequest, model: Model, *, model_admin: Admin = None) -> bool:
-    """Say whether the user may change the overrides of *model*; never where the control app is not installed."""
-    granted = apps.is_installed("django_taskclaim.control")
-    return granted and _may(request, "configure", model, model_admin, None, ("change",))
-
-
-def _may(
-    request: HttpRequest, codename: str, model: Model, model_admin: Admin, obj: object, verbs: Any
+def _granted(
+    request: HttpRequest, what: str, model: Model, model_admin: Admin, obj: object = None
 ) -> bool:
-    """Say whether the user is on the staff, has the permission of the control app, and one of *verbs* on the model.
+    """Say whether the user is on the staff, has the permission of the control app, and what it NEEDS on the model.
 
-    Without the control app nobody may do anything to all models, and on one model its own permissions count.
+    Without the control app nobody may do anything to all models, or ``configure`` any, and on one model its own
+    permissions count.
     """
     user: Any = getattr(request, "user", None)
     if user is None or not (user.is_active and user.is_staff):
         return False
     installed = apps.is_installed("django_taskclaim.control")
-    if installed and not user.has_perm(f"{CONTROL}.{codename}"):
+    if installed and not user.has_perm(f"{CONTROL}.{what}"):
         return False
-    if model is None:
+    if model is None or (what == "configure" and not installed):
         return installed
     if model_admin is not None:
-        asked = (getattr(model_admin, f"has_{verb}_permission") for verb in verbs)
+        asked = (getattr(model_admin, f"has_{verb}_permission") for verb in NEEDS[what])
         return any(has_permission(request, obj) for has_permission in asked)
     meta = model._meta
-    named = (f"{meta.app_label}.{get_permission_codename(verb, meta)}" for verb in verbs)
+    named = (f"{meta.app_label}.{get_permission_codename(verb, meta)}" for verb in NEEDS[what])
     return any(user.has_perm(name) for name in named)
 
 
@@ -82,7 +72,7 @@ class OperatePermission(Base):
 
     def has_operate_permission(self, request: HttpRequest, obj: object = None) -> bool:
         """Say whether the user may act on claims of the model, or of *obj*."""
-        return _may(request, "operate", self.model, self, obj, ("change",))
+        return _granted(request, "operate", self.model, self, obj)
 
 
 def row_permission(
@@ -90,10 +80,12 @@ def row_permission(
 ) -> Callable[[models.Model], bool] | None:
     """Return what says whether the user may act on a row; None where the ModelAdmin makes no difference by row."""
     kind: Any = type(model_admin)
-    ours = OperatePermission.has_operate_permission
+    own = getattr(kind, "has_operate_permission", None)
     if model_admin is None or (
-        kind.has_change_permission is admin.ModelAdmin.has_change_permission
-        and getattr(kind, "has_operate_permission", ours) is ours
+        own in (None, OperatePermission.has_operate_permission)
+        and kind.has_change_permission is admin.ModelAdmin.has_change_permission
     ):
         return None
-    return lambda row: may_operate(request, type(row), model_admin=model_admin, obj=row)
+    if own is None:
+        return lambda row: _granted(request, "operate", type(row), model_admin, row)
+    return partial(own, model_admin, request)

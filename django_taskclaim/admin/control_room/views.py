@@ -59,7 +59,7 @@ from django_taskclaim.admin.control_room.snapshot import (
     state_of,
     worker_lines,
 )
-from django_taskclaim.admin.permissions import may_configure, may_operate, may_view
+from django_taskclaim.admin.permissions import may
 from django_taskclaim.control.actions import (
     GIVE_BACK,
     PAUSE,
@@ -125,12 +125,12 @@ class OverviewPage:
         """Return the pages of the models that the user may see, in the order of their names."""
         pages = (ModelPage(self.site, model) for model in claimable_models())
         return sorted(
-            (one for one in pages if one.may(may_view, request)), key=lambda one: one.name
+            (one for one in pages if one.may("view_control", request)), key=lambda one: one.name
         )
 
-    def may(self, ask: Callable[..., bool], request: HttpRequest) -> bool:
-        """Say whether the user may do what *ask* is about."""
-        return ask(request, self.model, model_admin=self.model_admin)
+    def may(self, what: str, request: HttpRequest) -> bool:
+        """Say whether the user may do *what* to the model, see ``permissions.NEEDS``."""
+        return may(request, what, self.model, model_admin=self.model_admin)
 
     # What it answers
 
@@ -171,7 +171,7 @@ class OverviewPage:
         found = shared(request, places, partial(read_summaries, places))
         return {
             "models": [page.line(found.known.get(page.model)) for page in pages],
-            "may_operate_all": self.may(may_operate, request),
+            "may_operate_all": self.may("operate", request),
             "all_are_paused": any(
                 one.pause and one.pause.is_for_all for one in found.known.values()
             ),
@@ -210,7 +210,7 @@ class OverviewPage:
         every = _("This is about all models, also about those that you do not see.")
         return self.ask(
             request,
-            allowed=self.may(may_operate, request),
+            allowed=self.may("operate", request),
             title=f"{action.label}: {name}",
             sentence=str(action.sentence),
             warning=every if off and of_all else "",
@@ -293,7 +293,7 @@ class ModelPage(OverviewPage):
 
     def facts(self, request: HttpRequest, form: SettingsForm | None = None) -> dict[str, Any]:
         """Return what the templates show; None is what was not read, and the script keeps what it has of that."""
-        if not self.may(may_view, request):
+        if not self.may("view_control", request):
             raise PermissionDenied
         rows = self.rows(request)
         read = partial(snapshot_of, self.model, self.alias, rows)
@@ -307,8 +307,8 @@ class ModelPage(OverviewPage):
             **vars(known),
             **self.line(seen),
             "overview_url": super().url(),
-            "may_operate": self.may(may_operate, request),
-            "may_configure": self.may(may_configure, request),
+            "may_operate": self.may("operate", request),
+            "may_configure": self.may("configure", request),
             "has_control": is_on(self.alias),
             "forecast": forecast(seen, known.hour or [], known.day or []),
             "charts": [
@@ -336,13 +336,13 @@ class ModelPage(OverviewPage):
 
     def back(self, request: HttpRequest) -> HttpResponseRedirect:
         """Return to the page; a user who may not look at it, to the list, or to the index where there is none."""
-        may_look = self.may(may_view, request)
+        may_look = self.may("view_control", request)
         elsewhere = self.admin_url("changelist") or self.address("index")
         return redirect(self.url() if may_look else elsewhere)
 
     def command(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then give one worker process the command to drain, stop or release."""
-        if not self.may(may_operate, request):
+        if not self.may("operate", request):
             raise PermissionDenied
         if not is_on(self.alias):
             raise Http404
@@ -364,9 +364,7 @@ class ModelPage(OverviewPage):
             request,
             # A worker may serve models that this user may not operate on.
             allowed=worker.serves(self.model)
-            and all(
-                ModelPage(self.site, one).may(may_operate, request) for one in models_of(worker)
-            ),
+            and all(ModelPage(self.site, one).may("operate", request) for one in models_of(worker)),
             title=f"{capfirst(str(action.label))}: {worker.name}",
             sentence=str(action.sentence),
             form=ReasonForm,
@@ -399,7 +397,7 @@ class ModelPage(OverviewPage):
 
     def settings(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Set the overrides that were changed, or show the form again with its errors."""
-        if not self.may(may_configure, request):
+        if not self.may("configure", request):
             raise PermissionDenied
         if request.method != "POST":
             # The login form leads here when a form was sent after the session had ended.
@@ -423,7 +421,7 @@ class ModelPage(OverviewPage):
 
     def retry(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then reset failed rows of the group: all, or the ten that failed last."""
-        if not self.may(may_operate, request):
+        if not self.may("operate", request):
             raise PermissionDenied
         rows, wanted = self.rows(request), request.GET.get("group", "")
         failed = in_time(self.alias, lambda: sample(rows, database_time(self.alias)))
@@ -467,7 +465,7 @@ class ModelPage(OverviewPage):
 
     def export(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Stream the failed rows as CSV, all or those of a group, and record that somebody has them."""
-        if not self.may(may_view, request):
+        if not self.may("view_control", request):
             raise PermissionDenied
         if request.method != "POST":
             return self.back(request)
