@@ -3,7 +3,7 @@
 What it finds are Django's check messages: an error is a problem, a warning is worth knowing (why nothing moves, or what
 could be better), and an Info says that something is in order.
 
-``examine`` changes nothing: statements are explained, not run.
+``examine`` changes nothing.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,7 @@ from django.core import checks
 from django.db import Error, models
 
 from django_taskclaim.doctor.blockers import contradictions, reasons
-from django_taskclaim.doctor.plans import judged_plans, missing_index
-from django_taskclaim.doctor.setup import dead_rows, missing_tables, refused
+from django_taskclaim.doctor.setup import dead_rows, missing_index, missing_tables, refused
 from django_taskclaim.monitoring.overview import overview
 
 
@@ -26,7 +25,7 @@ def examine(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessa
         if absent := list(missing_tables(model, alias)):
             yield from absent
             return
-        for look in (missing_index, judged_plans, dead_rows, contradictions):
+        for look in (missing_index, dead_rows, contradictions):
             yield from look(model, alias)
         yield from reasons(overview(model, alias))
     except Error as error:

@@ -1,4 +1,4 @@
-"""The setup that claims need: tables, columns, settings and a server in order."""
+"""The setup that claims need: tables, columns, an index, settings and a server in order."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,7 +13,8 @@ from django_taskclaim.checks import OUR_APPS, TAG, check_servers
 from django_taskclaim.columns import has_ranges, is_companion, source_link
 from django_taskclaim.db.sql import real_name
 from django_taskclaim.fields import ClaimColumn
-from django_taskclaim.formatting import first_line, format_duration
+from django_taskclaim.formatting import first_line, format_duration, listed
+from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.ranges.keys import source_of
@@ -80,6 +81,34 @@ def _how_to_make(model: type[models.Model], alias: str) -> str:
     if any(isinstance(field, ClaimColumn) for field in meta.local_concrete_fields):
         return f"{migrate}; if no migration adds its claim columns, first manage.py claimadopt {meta.label}"
     return migrate
+
+
+def missing_index(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
+    """Yield the claim index with the statement that creates it, where the table has none that fits."""
+    target, server = ClaimTarget.of(model, alias), server_for(connections[alias])
+    owner: Any = target.columns.owner._meta
+    index = next((one for one in owner.indexes if isinstance(one, ClaimIndex)), None)
+    if index is None:
+        return
+    wanted = [
+        (real_name(owner.get_field(name).column), order or "ASC")
+        for name, order in index.fields_orders
+    ]
+    # An index of any name that begins with these columns serves.
+    if any(known[: len(wanted)] == wanted for known in server.indexes(target.table)):
+        return
+    with connections[alias].schema_editor(collect_sql=True, atomic=False) as editor:
+        editor.add_index(target.columns.owner, index)
+    yield checks.Error(
+        f"The table {real_name(owner.db_table)} has no index on {listed([name for name, _ in wanted])}: every claim"
+        " reads and sorts all open rows.",
+        "\n".join(
+            [
+                f"Create it{server.on_a_busy_table}, or run makemigrations and migrate:",
+                *(real_name(statement) for statement in editor.collected_sql),
+            ]
+        ),
+    )
 
 
 def server_findings(alias: str) -> Iterator[checks.CheckMessage]:

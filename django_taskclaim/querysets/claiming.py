@@ -338,11 +338,10 @@ def take(call: ClaimCall, limit: int) -> list[ClaimedRow]:
     place = call.target.alias, call.target.model
     claims_made[place] += 1
     turn = claims_made[place] % TURN
-    is_turn = turn == 0 or (cursor is not None and cursor.thorough)
-    rows = _take_quarantined(call) if is_turn else []
+    rows = _take_quarantined(call) if turn == 0 else []
     if not rows:
         rows = _scan(call, cursor, limit, retried_first=turn == TURN // 2)
-    return rows or ([] if is_turn else _take_quarantined(call))
+    return rows or ([] if turn == 0 else _take_quarantined(call))
 
 
 def _take_quarantined(call: ClaimCall) -> list[ClaimedRow]:

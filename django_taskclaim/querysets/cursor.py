@@ -99,21 +99,11 @@ def quarantined_scans(target: ClaimTarget) -> list[Scan]:
 class Cursor:
     """How far one worker's claims from one queryset have come, in claim order."""
 
-    #: Every claim looks everywhere, so that each statement is sent; for ``claimdoctor``.
-    thorough: bool = False
     #: Key and priority of the row after which the next claim begins; None for a full scan.
     _position: tuple[Any, int | None] | None = None
     #: By ``clock()``: when the present claim began, and when the next full scan is due.
     _began: float = 0.0
     _full_scan_at: float = 0.0
-
-    @classmethod
-    def behind(cls, row: Any, target: ClaimTarget) -> "Cursor":
-        """Return a cursor at an instance, whose next claim looks everywhere in turn."""
-        priority = target.columns.priority
-        number = None if priority is None else getattr(row, priority.attname)
-        later = clock() + FULL_SCAN_EVERY
-        return cls(True, (target.columns.key_of(row), number), _full_scan_at=later)
 
     def scans(self, target: ClaimTarget, *, retried_first: bool) -> list[Scan]:
         """Return where a claim looks until it has all the rows it wants; everywhere at last."""
@@ -128,7 +118,7 @@ class Cursor:
         seeks = len(columns.key) == 1 or target.dialect.seeks_row_values
         if seeks and self._began < self._full_scan_at:
             scans.insert(0, Scan("never waited", {**at, "key": key}))
-        if columns.not_before is not None and (retried_first or self.thorough):
+        if columns.not_before is not None and retried_first:
             scans.insert(0, Scan("retried", at))
         return scans
 

@@ -1,8 +1,6 @@
-"""Examine the claims of models: tables, indexes, plans, server settings, and why nothing is moving.
+"""Examine the claims of models: tables, indexes, server settings, and why nothing is moving.
 
-Every statement that claims is explained (EXPLAIN) on the live table exactly as it would be sent, and none is run. A
-sort or a sequential scan is a problem; so is a missing index, which is reported with the statement that creates it.
-Nothing is changed.
+A missing index is reported with the statement that creates it. Nothing is changed.
 
 Examples:
   manage.py claimdoctor                     every claimable model

@@ -1,18 +1,14 @@
-"""The database server as people look at it: plans, statistics, settings, lag; one file for each database."""
+"""The database server as people look at it: statistics, settings, lag; one file for each database."""
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.db import dialect_for
-from django_taskclaim.monitoring.server.base import (
-    Estimate,
-    Plan,
-    Server,
-)
+from django_taskclaim.monitoring.server.base import Estimate, Server
 from django_taskclaim.monitoring.server.mysql import MySQLServer
 from django_taskclaim.monitoring.server.postgresql import PostgreSQLServer
 from django_taskclaim.monitoring.server.sqlite import SQLiteServer
 
-__all__ = ["Estimate", "Plan", "Server", "server_for"]
+__all__ = ["Estimate", "Server", "server_for"]
 
 _SERVERS: dict[str, type[Server]] = {
     "postgresql": PostgreSQLServer,

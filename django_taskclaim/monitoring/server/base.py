@@ -1,4 +1,4 @@
-"""What a database reports about itself: plans, statistics, indexes, lag, and settings that break a promise."""
+"""What a database reports about itself: statistics, indexes, lag, and settings that break a promise."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,20 +13,6 @@ from django.db import NotSupportedError, OperationalError, transaction
 from django_taskclaim.db import Dialect
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
 from django_taskclaim.states import Status
-
-#: From how many rows on a plan is taken at its word. Below, every optimiser rightly prefers to read and sort all.
-LARGE = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How the database would run one statement, and whether that is a plan for a table of any size."""
-
-    lines: tuple[str, ...]
-    #: Whether rows are sorted although an index should give their order.
-    sorts: bool
-    #: Whether the whole table, or a whole index, is read.
-    scans: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +45,6 @@ class Server:
         return self.dialect.fetch(SQL(question, params))
 
     # One table
-
-    def explain(self, statement: SQL, table: Table) -> Plan:
-        """Return how the statement would run on the table as it is now."""
-        raise NotImplementedError
 
     def estimate(self, table: Table) -> Estimate | None:
         """Return about how many rows are in each state, as the optimiser reckons; None where it keeps no statistics."""

@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: plans, statistics, indexes, and settings that break a promise."""
+"""MySQL and MariaDB: statistics, and settings that break a promise."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,12 +11,7 @@ from django.db import DatabaseError, NotSupportedError
 from django_taskclaim.db.mysql import is_mariadb, restoring_setting
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
 from django_taskclaim.findings import message
-from django_taskclaim.monitoring.server.base import (
-    LARGE,
-    Plan,
-    Server,
-    option_hint,
-)
+from django_taskclaim.monitoring.server.base import Server, option_hint
 
 #: CLIENT_FOUND_ROWS of the client library: an UPDATE counts the rows it found, changed or not.
 FOUND_ROWS = 2
@@ -38,32 +33,12 @@ class MySQLServer(Server):
     def _is_mariadb(self) -> bool:
         return is_mariadb(self.connection)
 
-    def explain(self, statement: SQL, table: Table) -> Plan:
-        """Judge what locks at any size, and the rest from a size on at which an optimiser should know better.
-
-        A sort locks too much where a LIMIT follows it: every row that was sorted, not the first ones only.
-        """
-        steps = self._steps(statement)
-        text, name = statement.text, real_name(table.model_table)
-        locks = text.startswith(("UPDATE", "DELETE")) or self.dialect.lock_clause in text
-        ours = [step for step in steps if step["table"] == name]
-        large = [step for step in ours if int(step["rows"] or 0) >= LARGE]
-        sorts = any("filesort" in (step["extra"] or "") for step in steps)
-        return Plan(
-            tuple(_line(step) for step in steps),
-            sorts=sorts and (bool(large) or (locks and " LIMIT " in text)),
-            scans=any(step["type"] in {"ALL", "index"} for step in (ours if locks else large)),
-        )
-
     def expected_rows(self, table: Table, where: SQL) -> float:
         # The optimiser dives into the index: information_schema may be a day old.
-        steps = self._steps(sql("SELECT COUNT(*) FROM {}{}", table.name, where))
-        return float(sum(int(step["rows"] or 0) for step in steps))
-
-    def _steps(self, statement: SQL) -> list[dict[str, Any]]:
-        """Return the steps of a statement's plan."""
+        statement = sql("SELECT COUNT(*) FROM {}{}", table.name, where)
         how = "EXPLAIN" if self._is_mariadb else "EXPLAIN FORMAT=TRADITIONAL"
-        return self._named_rows(f"{how} {statement.text}", statement.params)
+        steps = self._named_rows(f"{how} {statement.text}", statement.params)
+        return float(sum(int(step["rows"] or 0) for step in steps))
 
     def _named_rows(self, question: str, params: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Return rows by the names of their columns, in small letters."""
@@ -175,8 +150,3 @@ ORDER BY trx_started LIMIT 1
         with restoring_setting(self.dialect, name):
             self.dialect.run(SQL(f"SET SESSION {name} = {most}"))
             yield
-
-
-def _line(step: dict[str, Any]) -> str:
-    names = ("table", "type", "key", "rows", "extra")
-    return ", ".join(f"{name}: {step[name]}" for name in names if step[name] is not None)

@@ -1,4 +1,4 @@
-"""PostgreSQL: plans, statistics and indexes of the catalogs, and the settings of sessions."""
+"""PostgreSQL: statistics and indexes of the catalogs, and the settings of sessions."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,47 +8,21 @@ from datetime import timedelta
 from django.core.checks import CheckMessage
 
 from django_taskclaim.db.postgresql import configured_isolation
-from django_taskclaim.db.sql import SQL, Table, real_name, sql, unqualified
+from django_taskclaim.db.sql import SQL, Table, real_name, sql
 from django_taskclaim.findings import message
-from django_taskclaim.monitoring.server.base import (
-    LARGE,
-    Plan,
-    Server,
-    option_hint,
-)
+from django_taskclaim.monitoring.server.base import Server, option_hint
 
 #: A table and its partitions.
 RELATIONS = "SELECT %s::regclass AS oid UNION SELECT relid FROM pg_partition_tree(%s::regclass)"
 
-#: How many rows a step gives, what sorts how many, and what reads a whole table, as EXPLAIN writes it.
+#: How many rows a step gives, as EXPLAIN writes it.
 PLANNED = re.compile(r" rows=(\d+)")
-SORT = re.compile(r"Sort .* rows=(\d+)")
-SCAN = re.compile(r"Seq Scan on (\S+)")
 
 
 class PostgreSQLServer(Server):
     """What PostgreSQL reports about itself."""
 
     on_a_busy_table = " (while the table is in use: CREATE INDEX CONCURRENTLY)"
-
-    def explain(self, statement: SQL, table: Table) -> Plan:
-        """Judge what is sorted and read in large numbers; of a small table PostgreSQL rightly reads and sorts all."""
-        lines = tuple(line for (line,) in self.dialect.fetch(sql("EXPLAIN {}", statement)))
-        sorted_rows = (int(found[1]) for line in lines if (found := SORT.search(line)))
-        scanned = {found[1].strip('"') for line in lines if (found := SCAN.search(line))}
-        return Plan(
-            lines,
-            sorts=any(rows >= LARGE for rows in sorted_rows),
-            scans=bool(scanned & self._relations(table))
-            and self.expected_rows(table, SQL("")) >= LARGE,
-        )
-
-    def _relations(self, table: Table) -> frozenset[str]:
-        """Return the names of the table and of its partitions."""
-        name = real_name(table.name)
-        parts = self.ask(f"SELECT oid::regclass::text FROM ({RELATIONS}) AS parts", name, name)
-        own = real_name(unqualified(table.name)).strip('"')
-        return frozenset({own, *(part.split(".")[-1].strip('"') for (part,) in parts)})
 
     def expected_rows(self, table: Table, where: SQL) -> float:
         # The planner takes the rows a page as last counted times the pages as they are now.

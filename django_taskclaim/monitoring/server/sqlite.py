@@ -1,4 +1,4 @@
-"""SQLite: no server, one writer, and statistics only where somebody has run ANALYZE."""
+"""SQLite: no server, and one writer."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -9,9 +9,9 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 
-from django_taskclaim.db.sql import SQL, Table, real_name, sql
+from django_taskclaim.db.sql import Table
 from django_taskclaim.findings import message
-from django_taskclaim.monitoring.server.base import LARGE, Plan, Server, option_hint
+from django_taskclaim.monitoring.server.base import Server, option_hint
 
 #: SQLite's clock is looked at after so many steps of its machine: some tenths of a millisecond.
 INSTRUCTIONS = 20_000
@@ -22,29 +22,6 @@ OLDEST = (3, 35)
 
 class SQLiteServer(Server):
     """What SQLite reports about itself."""
-
-    def explain(self, statement: SQL, table: Table) -> Plan:
-        """Judge small tables leniently only where statistics exist: without them SQLite plans alike at any size."""
-        # The driver keeps statements, and a kept EXPLAIN goes on naming an index that is gone.
-        ((schema,),) = self.ask("PRAGMA schema_version")
-        asked = sql("EXPLAIN QUERY PLAN /* schema {} */ {}", str(schema), statement)
-        lines = tuple(row[-1] for row in self.dialect.fetch(asked))
-        name = real_name(table.model_table)
-        walks = (f"SCAN {name} ", f"SCAN TABLE {name} ")
-        small = self._counted_rows(name) < LARGE
-        return Plan(
-            lines,
-            sorts=not small
-            and any(line.startswith("USE TEMP B-TREE") and "ORDER BY" in line for line in lines),
-            scans=not small and any(f"{line} ".startswith(walks) for line in lines),
-        )
-
-    def _counted_rows(self, table_name: str) -> float:
-        """Return how many rows ANALYZE counted; no number is too large where it never ran."""
-        if not self.ask("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_stat1'"):
-            return float("inf")
-        counts = self.ask("SELECT stat FROM sqlite_stat1 WHERE tbl = %s", table_name)
-        return max((float(stat.split()[0]) for (stat,) in counts), default=float("inf"))
 
     def configured_faults(self) -> Iterator[CheckMessage]:
         mode = self.connection.settings_dict["OPTIONS"].get("transaction_mode")
