@@ -155,7 +155,7 @@ AHEAD = timedelta(seconds=5)
 WORTH_WHILE = 0.25
 
 
-class Refusal(NamedTuple):
+class LimitReached(NamedTuple):
     """Why a claim may take nothing, or no more, now."""
 
     #: ``hours``, ``rate`` or ``max_running``.
@@ -192,7 +192,7 @@ class Stops(NamedTuple):
     #: What all who claim keep to together: the model's own limits, and those of the models it inherits its claims from.
     limits: list[ModelLimits]
     #: The hours that are over: those that begin again last.
-    closed: Refusal | None
+    closed: LimitReached | None
 
     @property
     def throttled(self) -> str:
@@ -226,7 +226,7 @@ def stops_among(
     throttles = [off[scope] for one in own_scopes(model) if (scope := throttle_scope(one)) in off]
     limits = _limits(model, switches)
     closed = [
-        Refusal("hours", one, opens, (opens - now).total_seconds())
+        LimitReached("hours", one, opens, (opens - now).total_seconds())
         for one in limits
         if now and one.hours and (opens := one.hours.opens_at(now)) is not None
     ]
@@ -253,7 +253,7 @@ class Grant:
     def __init__(self, target: ClaimTarget) -> None:
         self._target = target
         #: Why the claim takes no more than it does.
-        self.refusal: Refusal | None = None
+        self.reached: LimitReached | None = None
         self.stops = stops_of(target.model, using=target.alias)
         self._limits = self.stops.limits
         self._rates = {one.scope: one.rate for one in self._limits if one.rate is not None}
@@ -265,7 +265,7 @@ class Grant:
         Where rows are counted, by key or over the whole table, claims of the table wait for each other from here on
         until they commit.
         """
-        self.refusal = self.stops.closed
+        self.reached = self.stops.closed
         if self.stops.closed:
             return 0
         if by_key or self._rates or any(one.max_running for one in self._limits):
@@ -277,10 +277,10 @@ class Grant:
             self._target.dialect.advisory_lock(f"limits:{label}")
         return self._allowed(wanted)
 
-    def refused_now(self) -> Refusal | None:
+    def reached_now(self) -> LimitReached | None:
         """Return which rate or number keeps anybody from claiming a single row now; None where none does."""
         self._allowed(1)
-        return self.refusal
+        return self.reached
 
     def _allowed(self, wanted: int) -> int:
         stored = self._stored_levels()
@@ -295,7 +295,7 @@ class Grant:
                 enough = max(1.0, limits.rate.most * WORTH_WHILE)
                 wait = max(0.0, enough - (level - wanted)) / limits.rate.per_second
                 until = now + timedelta(seconds=wait)
-                self.refusal = Refusal("rate", limits, until, wait)
+                self.reached = LimitReached("rate", limits, until, wait)
         limited = [one for one in self._limits if one.max_running]
         if not limited or not wanted:
             return wanted
@@ -304,14 +304,14 @@ class Grant:
         running = target.rows.order_by().filter(is_running(target.columns))
         held = len(target.dialect.first(running, target.table, most, target.columns.key))
         if most - held < wanted:
-            self.refusal = Refusal("max_running", limits)
+            self.reached = LimitReached("max_running", limits)
         return max(0, min(wanted, most - held))
 
     def charge(self, taken: int, allowed: int) -> None:
         """Take so many rows off what each rate allows."""
         if taken < allowed:
             # It was not for a limit that the claim took no more.
-            self.refusal = None
+            self.reached = None
         if not taken or not self._rates:
             return
         # By the clock of now: the rows may have been claimed much later than was asked, where the machine stood still.

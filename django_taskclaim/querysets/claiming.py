@@ -32,7 +32,7 @@ from django_taskclaim.fields import (
     AnyField,
     is_quarantine_mark,
 )
-from django_taskclaim.limits import Grant, Refusal, known, stops_of
+from django_taskclaim.limits import Grant, LimitReached, known, stops_of
 from django_taskclaim.limits.key_limits import KeyChooser
 from django_taskclaim.policy import policies_over, policy_for
 from django_taskclaim.querysets.cursor import (
@@ -99,7 +99,7 @@ class ClaimCall:
     cursor: Cursor | None = None
 
     #: The limit that kept the claim from taking more.
-    refusal: Refusal | None = None
+    reached: LimitReached | None = None
     target: ClaimTarget = field(init=False)
     #: When the leases end at the earliest, by ``clock()``.
     deadline: float = field(init=False)
@@ -223,7 +223,7 @@ def _claim_in_transaction(call: ClaimCall) -> list[models.Model]:
     allowed = grant.begin(wanted, by_key=call.counts_by_key)
     claimed = take(call, allowed) if allowed else []
     grant.charge(len(claimed), allowed)
-    call.refusal = grant.refusal
+    call.reached = grant.reached
     return rows + _instances(call, claimed)
 
 

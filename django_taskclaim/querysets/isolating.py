@@ -122,7 +122,7 @@ class RefusedRows:
 REMEMBERED = 60.0
 
 
-class Refusal(NamedTuple):
+class RefusedRow(NamedTuple):
     """One row that was refused, and with which words of the driver."""
 
     model: type[models.Model]
@@ -139,25 +139,25 @@ class Refusal(NamedTuple):
 
 
 #: The rows that were refused last in this process, so many at most.
-remembered: deque[Refusal] = deque(maxlen=1000)
+remembered: deque[RefusedRow] = deque(maxlen=1000)
 
 
 def _remember(target: ClaimTarget, key: Key, error: Exception) -> None:
     """Log a row that is refused, and leave it out for a while."""
-    refusal = Refusal(target.model, target.alias, key, describe(error), clock())
-    remembered.append(refusal)
-    facts = {"model": target.model._meta.label, "keys": [str(key)], "error": refusal.error}
+    refused = RefusedRow(target.model, target.alias, key, describe(error), clock())
+    remembered.append(refused)
+    facts = {"model": target.model._meta.label, "keys": [str(key)], "error": refused.error}
     logger.error(
         "%s. Other rows go on; this one stays as it is and is tried again in a minute. Mend the row, or the check or"
         " trigger that refuses it.",
-        str(refusal).rstrip("."),
+        str(refused).rstrip("."),
         extra={"event": "refused", **facts},
     )
 
 
 def refusals(
     model: type[models.Model] | None, alias: str, since: float | None = None
-) -> list[Refusal]:
+) -> list[RefusedRow]:
     """Return the rows that were refused in this process lately, or *since* a moment of ``clock()``, the last one last.
 
     They are those of *model*, or of all models (None).

@@ -114,11 +114,11 @@ def why_empty(queryset: Rows, who: str) -> WhyEmpty:
     rows = on_claim_table(queryset, target)
     rows = rows.filter(in_state(target.columns, Status.OPEN, Status.PROCESSING))
     found = WhyEmpty(**rows.aggregate(**_counts(target, who)))
-    refusal, kept_back = grant.refused_now(), found.ready + found.kept_back
-    if refusal is None or not kept_back:
+    reached, kept_back = grant.reached_now(), found.ready + found.kept_back
+    if reached is None or not kept_back:
         return found
     return WhyEmpty(
-        f"{format_number(kept_back)} kept back by {refusal}{_at(refusal.until, 'next')}"
+        f"{format_number(kept_back)} kept back by {reached}{_at(reached.until, 'next')}"
     )
 
 

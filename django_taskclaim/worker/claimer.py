@@ -20,7 +20,7 @@ from django_taskclaim.connecting import (
 )
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
-from django_taskclaim.limits import Refusal
+from django_taskclaim.limits import LimitReached
 from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.monitoring.overview import seconds_due
 from django_taskclaim.querysets.claiming import ClaimCall, claim
@@ -56,7 +56,7 @@ class _Source:
         self.size = BatchSize(handler, threads)
         self.cursor = Cursor()
         #: The limit of the whole fleet that kept its last claim from taking more.
-        self.refusal: Refusal | None = None
+        self.reached: LimitReached | None = None
         #: By ``clock()``, when to look for rows again.
         self.next_look = 0.0
         #: So many calls may wait for the executors at least, so that these do not run dry.
@@ -66,8 +66,8 @@ class _Source:
 
     def makes_room(self) -> bool:
         """Say whether the next claim may take more once a row has ended."""
-        if self.refusal is not None:
-            return self.refusal.option == "max_running"
+        if self.reached is not None:
+            return self.reached.option == "max_running"
         return bool(limits_over(self.model))
 
 
@@ -238,7 +238,7 @@ class Claimer(threading.Thread):
     def _look(self, source: _Source) -> None:
         """Claim once for a model; a full batch looks again as soon as there is room, else after the poll pause."""
         poll = self.options.poll.total_seconds() * random.uniform(0.75, 1.25)
-        source.refusal = None
+        source.reached = None
         self.service.calls.begin_look(source.model)
         try:
             pause = self._claim(source, poll)
@@ -251,11 +251,11 @@ class Claimer(threading.Thread):
             self._limited.broken(f"{self.options.name}: claiming from {source.handler.name}", error)
             drop_broken(self.options.using)
             pause = max(poll, LONGEST_WAIT)
-        if source.refusal is not None:
+        if source.reached is not None:
             pause = poll
-            if source.refusal.wait is not None:
+            if source.reached.wait is not None:
                 # As soon as that is worth while, and not only after the usual pause.
-                pause = min(LONGEST_WAIT, source.refusal.wait * random.uniform(1.0, 1.1))
+                pause = min(LONGEST_WAIT, source.reached.wait * random.uniform(1.0, 1.1))
         source.next_look = clock() + pause if pause else 0.0
 
     def _claim(self, source: _Source, poll: float) -> float:
@@ -307,7 +307,7 @@ class Claimer(threading.Thread):
         try:
             with throttles.working_on(source.model):
                 rows: list[Any] = claim(call)
-            source.refusal = call.refusal
+            source.reached = call.reached
         except BaseException:
             # After any error some may have been claimed.
             self.keeper.note_ambiguous(handler, call)
