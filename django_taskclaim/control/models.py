@@ -71,8 +71,6 @@ class ThroughputMinute(models.Model):
     durations = ErrorTextField(default="")
     ran = ErrorTextField(default="")
     waited = ErrorTextField(default="")
-    #: Why a throttle stopped claims, where one began in this minute.
-    stopped = ErrorClassField(max_length=500, default="")
 
     #: Of the process that counts: what is stored of it is older, and whether it was ever stored.
     unwritten = was_stored = False

@@ -13,7 +13,6 @@ from django.db import connections, models
 
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
-from django_taskclaim.control.audit import storable
 from django_taskclaim.control.models import (
     ClaimEvent,
     OperatorAct,
@@ -65,7 +64,6 @@ class Poller:
         self._began = clock()
         #: The database's time when ``clock()`` was at ``_began``; known from the first look on.
         self._began_at: datetime | None = None
-        self._throttled: set[Any] = set()
         self._minutes: dict[tuple[str, datetime], ThroughputMinute] = {}
 
     # Commands
@@ -96,7 +94,6 @@ class Poller:
         for model, counts in self.service.counters.take().items():
             texts = {name: packed(buckets) for name, buckets in counts.times.items()}
             _take_in(self._of(model, minute), [ThroughputMinute(**counts.numbers, **texts)])
-        self._note_stops(minute)
         unwritten = [one for one in self._minutes.values() if one.unwritten]
         for one in unwritten:
             self._store(one)
@@ -111,17 +108,10 @@ class Poller:
         one.unwritten = True
         return one
 
-    def _note_stops(self, minute: datetime) -> None:
-        for model in {handler.model for handler in self.service.handlers}:
-            reason = self.service.throttle_of(model)
-            if reason and model not in self._throttled:
-                self._of(model, minute).stopped = storable(reason, 500)
-            (self._throttled.add if reason else self._throttled.discard)(model)
-
     def _store(self, one: ThroughputMinute) -> None:
         """Write totals, so that a statement that was sent twice does no harm."""
         which = {name: getattr(one, name) for name in ("model", "at", "process", "run")}
-        facts = {name: getattr(one, name) for name in (*NUMBERS, *TIMES, "stopped")}
+        facts = {name: getattr(one, name) for name in (*NUMBERS, *TIMES)}
         rows = ThroughputMinute.objects.using(self.using)
         # One that has gone was added up by others, after a long outage; to store it again would count it twice.
         if not rows.filter(**which).update(**facts) and not one.was_stored:
@@ -198,4 +188,3 @@ def _take_in(slot: ThroughputMinute, minutes: Iterable[ThroughputMinute]) -> Non
         for name in TIMES:
             both = unpacked(getattr(slot, name)) + unpacked(getattr(minute, name))
             setattr(slot, name, packed(both))
-        slot.stopped = slot.stopped or minute.stopped

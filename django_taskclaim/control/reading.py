@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import models
-from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
 from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, is_on
@@ -24,9 +23,6 @@ AGE_OF_MINUTES = timedelta(hours=1)
 LATELY = timedelta(minutes=4)
 #: … and over so long at least: a process writes about as often.
 LEAST = timedelta(seconds=5)
-
-#: Acts that a chart of the throughput marks.
-SWITCH_ACTS = ("pause", "resume")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +50,6 @@ class Slot:
     def failing(self) -> float:
         """The share of ``failed`` among the rows that came to their end."""
         return self.failed / (self.done + self.failed) if self.failed else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Something that explains a bend in the throughput; ``kind`` is pause, resume or throttle."""
-
-    at: datetime
-    kind: str
-    text: str
 
 
 def minutes(model: type[models.Model], *, using: str, since: datetime) -> list[ThroughputMinute]:
@@ -130,42 +117,12 @@ def _slot(at: datetime, rows: list[ThroughputMinute], width: timedelta, now: dat
     )
 
 
-def marks(
-    model: type[models.Model],
-    written: Iterable[ThroughputMinute],
-    *,
-    using: str,
-    since: datetime,
-) -> list[Mark]:
-    """Return the pauses, resumes and throttles that explain the throughput since then, oldest first."""
-    turned = _acts(model, using).filter(act__in=SWITCH_ACTS, at__gte=since)
-    # One for each stop, however many processes wrote it down.
-    stops = {(as_utc(row.at), row.stopped) for row in written if row.stopped}
-    found = [
-        *(Mark(as_utc(act.at), act.act, _turned(act)) for act in turned.order_by("id")),
-        *(
-            Mark(at, "throttle", _("Throttled: %(reason)s") % {"reason": reason})
-            for at, reason in stops
-            if at >= since
-        ),
-    ]
-    return sorted(found, key=lambda mark: mark.at)
-
-
-def _turned(act: OperatorAct) -> str:
-    """Say who turned the switch, and why."""
-    text = _("Paused by %(who)s") if act.act == "pause" else _("Resumed by %(who)s")
-    text %= {"who": act.by or _("somebody")}
-    return f"{text}: {act.reason}" if act.reason else text
-
-
 def acts(model: type[models.Model], *, using: str, limit: int = 20) -> list[OperatorAct]:
     """Return the latest acts on *model*, and on all models, newest first."""
-    return list(_acts(model, using).order_by("-id")[:limit]) if is_on(using) else []
-
-
-def _acts(model: type[models.Model], using: str) -> Any:
-    return OperatorAct.objects.using(using).filter(model__in=[scope_of(model), EVERY_MODEL])
+    if not is_on(using):
+        return []
+    found = OperatorAct.objects.using(using).filter(model__in=[scope_of(model), EVERY_MODEL])
+    return list(found.order_by("-id")[:limit])
 
 
 def is_kept(model: Any, using: str) -> bool:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from django.db.models import Sum
 
+from django_taskclaim.admin.control_room.charts import chart
 from django_taskclaim.control import poller
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.control.models import ThroughputMinute
-from django_taskclaim.control.reading import Slot, marks, minutes, slots
+from django_taskclaim.control.reading import Slot, acts, minutes, slots
 from django_taskclaim.handlers import Handler
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.worker.inflight import InFlight
@@ -56,21 +57,13 @@ def test_processes_add_up_and_gaps_are_shown(now: datetime) -> None:
     assert sum(slot.done for slot in throughput(DAY)) == 180
 
 
-def test_marks_say_why_the_throughput_changed(now: datetime) -> None:
+def test_a_chart_shows_where_claims_were_paused(now: datetime) -> None:
+    minute(now, 5, done=60)
     record_action(Photo, "pause", by="ada", reason="deploy")
-    record_action(Photo, "resume", by="bob")
     record_action(Photo, "reset", rows=5, by="bob")
-    minute(now, 4, stopped="replica lag 31 s")
-    minute(now, 4, stopped="replica lag 31 s", process="v")
-    since = now - HOUR
-    written = minutes(Photo, using="default", since=since)
-    known = marks(Photo, written, using="default", since=since)
-    found = {(mark.kind, mark.text) for mark in known}
-    assert found == {
-        ("throttle", "Throttled: replica lag 31 s"),
-        ("resume", "Resumed by bob"),
-        ("pause", "Paused by ada: deploy"),
-    }
+    found = chart(throughput(HOUR), acts(Photo, using="default"))
+    assert found is not None
+    assert [name for name, _ in found.ticks] == ["pause"]
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")

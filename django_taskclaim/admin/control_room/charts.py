@@ -4,21 +4,10 @@ from collections.abc import Sequence
 from statistics import fmean, median_high
 from typing import NamedTuple
 
-from django_taskclaim.control.reading import Mark, Slot
-
-#: So many marks are drawn and listed, the latest.
-MARKS = 30
-
-#: Signs of the marks, so that colour is not the only difference.
-SIGNS = {"pause": "❚❚", "resume": "▶", "throttle": "◔"}
-
-
-class Tick(NamedTuple):
-    """A mark, its sign, and its place on the axis from 0 to 1."""
-
-    mark: Mark
-    sign: str
-    place: float
+from django_taskclaim.control.actions import PAUSE, RESUME
+from django_taskclaim.control.models import OperatorAct
+from django_taskclaim.control.reading import Slot
+from django_taskclaim.fields import as_utc
 
 
 class Chart(NamedTuple):
@@ -33,11 +22,12 @@ class Chart(NamedTuple):
     #: Seconds that batches took.
     median: float
     slowest: float
-    ticks: list[Tick]
+    #: Where claims were paused or resumed, from 0 to 1.
+    ticks: list[tuple[str, float]]
 
 
-def chart(slots: Sequence[Slot], marks: Sequence[Mark]) -> Chart | None:
-    """Return what there is to draw; None where nothing was finished."""
+def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart | None:
+    """Return what there is to draw, with the switches among *acts*; None where nothing was finished."""
     worked = [slot for slot in reversed(slots) if slot.tries]
     if not worked:
         return None
@@ -51,13 +41,13 @@ def chart(slots: Sequence[Slot], marks: Sequence[Mark]) -> Chart | None:
         average=fmean(rates),
         median=median_high(medians or [0.0]),
         slowest=max(slot.p95 or 0.0 for slot in worked),
-        ticks=_ticks(marks, slots),
+        ticks=_ticks(acts, slots),
     )
 
 
-def _ticks(marks: Sequence[Mark], slots: Sequence[Slot]) -> list[Tick]:
+def _ticks(acts: Sequence[OperatorAct], slots: Sequence[Slot]) -> list[tuple[str, float]]:
     begins = slots[0].at
     span = (slots[1].at - begins) * len(slots)
-    places = [(mark, (mark.at - begins) / span) for mark in marks]
-    inside = [(mark, place) for mark, place in places if 0 <= place < 1]
-    return [Tick(mark, SIGNS[mark.kind], place) for mark, place in inside[-MARKS:]]
+    turned = [act for act in acts if act.act in (PAUSE.name, RESUME.name)]
+    places = [(act.act, (as_utc(act.at) - begins) / span) for act in turned]
+    return [(name, place) for name, place in places if 0 <= place < 1]

@@ -26,7 +26,7 @@ from django_taskclaim.completion import Clear
 from django_taskclaim.control import reading
 from django_taskclaim.control.actions import WORKER_COMMANDS
 from django_taskclaim.control.models import OperatorAct, is_on
-from django_taskclaim.control.reading import Mark, Slot
+from django_taskclaim.control.reading import Slot
 from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import format_duration
@@ -119,7 +119,6 @@ class Snapshot:
     #: Rows a second of each living process, where they are written down.
     rates: dict[str, float] = field(default_factory=dict)
     acts: list[OperatorAct] | None = None
-    marks: list[Mark] = field(default_factory=list)
 
     def read(self, model: type[models.Model], alias: str, rows: Rows) -> bool:
         """Read the parts, the most important first, with the error texts of *rows* only; the clock is read once."""
@@ -133,7 +132,6 @@ class Snapshot:
             self.hour, self.day = (reading.slots(minutes, seen.now, span) for span in (HOUR, DAY))
             self.rates = reading.rates(minutes, seen.living, seen.now)
             self.acts = reading.acts(model, using=alias, limit=ACTS)
-            self.marks = reading.marks(model, minutes, using=alias, since=seen.now - DAY)
         return True
 
 

@@ -312,7 +312,7 @@ class ModelPage(OverviewPage):
             "has_control": is_on(self.alias),
             "forecast": forecast(seen, known.hour or [], known.day or []),
             "charts": [
-                (name, title, slots is None, chart(slots or [], known.marks))
+                (name, title, slots is None, chart(slots or [], known.acts or []))
                 for name, title, slots in (
                     ("hour", _("Last hour"), known.hour),
                     ("day", _("Last 24 hours"), known.day),

@@ -89,7 +89,6 @@ class Migration(migrations.Migration):
                 ("durations", django_taskclaim.fields.ErrorTextField(default="")),
                 ("ran", django_taskclaim.fields.ErrorTextField(default="")),
                 ("waited", django_taskclaim.fields.ErrorTextField(default="")),
-                ("stopped", django_taskclaim.fields.ErrorClassField(default="", max_length=500)),
             ],
             options={
                 "db_table": "taskclaim_throughput",
