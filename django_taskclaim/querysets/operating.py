@@ -12,11 +12,12 @@ from django.db.models.deletion import Collector
 
 from django_taskclaim import conf
 from django_taskclaim.claim import checked_name
-from django_taskclaim.columns import has_ranges, range_columns
+from django_taskclaim.columns import has_ranges
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.db.notify import call_workers
 from django_taskclaim.db.sql import SKIP, SQL, Change, Key, both, sql
 from django_taskclaim.error_text import text_to_store
+from django_taskclaim.fields import NEVER_WAITED
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.failing import store_text
 from django_taskclaim.querysets.isolating import RefusedRows
@@ -209,36 +210,25 @@ def reset(*, complete: bool, running: bool) -> StateChange:
 
 
 def _from_the_start(target: ClaimTarget) -> list[SQL]:
-    """Return what makes a row due, and lets a complete range begin again.
+    """Return what makes a row due; a complete range begins again, any other goes on behind what was committed.
 
-    Any other range goes on behind what was done and committed.
+    A range that nobody has held yet may wait for rows that are committed late.
     """
-    table, fresh = target.table, {"checkpoint": "NULL", "rows_done": "0"}
+    table, owner, waiting = target.table, target.columns.owner, target.columns.not_before
+    if not has_ranges(owner):
+        return target.setting({"not_before": NEVER_WAITED})
+    was_held = SQL(f"{table.holder} IS NOT NULL")
     complete = table.in_state(Status.COMPLETE)
-    again = [
-        table.assign(
-            field,
-            sql(
-                "CASE WHEN {} THEN {} ELSE {} END", complete, fresh[field.name], table.column(field)
-            ),
-        )
-        for field in range_columns(target.columns.owner)
-        if field.name in fresh
+    changes: list[tuple[Any, SQL, SQL]] = [
+        (owner._meta.get_field("checkpoint"), complete, SQL("NULL")),
+        (owner._meta.get_field("rows_done"), complete, SQL("0")),
     ]
-    return [*again, *_due_again(target)]
-
-
-def _due_again(target: ClaimTarget) -> list[SQL]:
-    """Return what makes a row due; a range that nobody has held yet may wait for rows that are committed late."""
-    table, field = target.table, target.columns.not_before
-    if field is None:
-        return []
-    due = table.bound(field, field.get_default())
-    if not has_ranges(target.model):
-        return [table.assign(field, due)]
-    holder, wait = table.column(target.columns.claimed_by), table.column(field)
-    kept = sql("CASE WHEN {} IS NULL THEN {} ELSE {} END", holder, wait, due)
-    return [table.assign(field, kept)]
+    if waiting is not None:
+        changes.append((waiting, was_held, table.bound(waiting, NEVER_WAITED)))
+    return [
+        table.assign(field, sql("CASE WHEN {} THEN {} ELSE {} END", when, to, table.column(field)))
+        for field, when, to in changes
+    ]
 
 
 def fail_rows(error: BaseException | str, *, complete: bool, running: bool) -> StateChange:
