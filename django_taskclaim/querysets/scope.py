@@ -117,6 +117,10 @@ class ClaimTarget(Target):
             match to:
                 case _ if column is None:
                     continue
+                case None:
+                    stored = SQL("NULL")
+                case Status():
+                    stored = SQL(f"'{to.value}'")
                 case timedelta() if role == "expires_at":
                     found.append(self.dialect.extension(table, to))
                     continue
@@ -126,8 +130,10 @@ class ClaimTarget(Target):
                     stored = SQL(self.dialect.now)
                 case Computed.ONE_MORE:
                     stored = SQL(f"{table.qualified(column)} + 1")
-                case _:
+                case datetime():
                     stored = table.bound(column, to)
+                case _:
+                    stored = SQL("%s", (to,))
             found.append(table.assign(column, stored))
         return found
 

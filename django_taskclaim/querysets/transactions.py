@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from django.db import (
     DatabaseError,
+    Error,
     InterfaceError,
     InternalError,
     OperationalError,
@@ -73,7 +74,18 @@ def autocommit(
     target: ClaimTarget, statement: Callable[P, R], *args: P.args, **kwargs: P.kwargs
 ) -> R:
     """Run the one *statement* outside of any transaction, so that it commits by itself; see ``can_autocommit``."""
-    return send(target, partial(statement, *args, **kwargs), nullcontext, is_commit=True)
+    try:
+        # This is enough in nearly all cases.
+        return statement(*args, **kwargs)
+    except Error as error:
+        errors = [error]
+
+    def again() -> R:
+        if errors:
+            raise errors.pop()
+        return statement(*args, **kwargs)
+
+    return send(target, again, nullcontext, is_commit=True)
 
 
 def can_autocommit(target: ClaimTarget) -> bool:

@@ -231,8 +231,9 @@ def _write(held: HeldRows, verb: Write) -> HeldRows:
             claim.unanswered = True
         sent = _send(held, verb)
     for claim in sent.claims:
-        claim.unanswered = False
-    unsure = [row for claim, row in held.but_for(set(sent.keys)).pairs if claim.unanswered]
+        if claim.unanswered:
+            claim.unanswered = False
+    unsure = [row for claim, row in held.pairs if claim.unanswered]
     # Inside the caller's transaction nothing can be waited for. The fence is enough there.
     if not unsure or not no_transaction(held.target.dialect.connection):
         return sent
@@ -252,7 +253,7 @@ def _send(held: HeldRows, verb: Write) -> HeldRows:
     """
     target, parts = held.target, held.parts(verb.per_row)
     block = partial(target.dialect.own_transaction, savepoint=verb.savepoint)
-    unsure = any(claim.unanswered for claim in held.claims)
+    unsure = [claim for claim in held.claims if claim.unanswered]
     if unsure and no_transaction(target.dialect.connection):
         block = partial(patient_transaction, target)
     knows_keys = target.dialect.returns_updated
