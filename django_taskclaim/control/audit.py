@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from django_taskclaim.control.actions import what_was_done
 from django_taskclaim.control.models import OperatorAct, is_on
 from django_taskclaim.db import DatabaseNow
-from django_taskclaim.formatting import counted, format_duration, format_number
+from django_taskclaim.formatting import counted, format_duration
 from django_taskclaim.models import Switch
 from django_taskclaim.switch import (
     SwitchError,
@@ -44,25 +44,23 @@ def record_action(
     by: object,
     reason: str = "",
     key: str = "",
-    worker: str = "",
     using: str | Iterable[str] | None = None,
 ) -> None:
     """Record that *by*, a Django user or a name, did *action* to so many rows of *model*, or with None to all models.
 
-    *rows* is None for what is done to no rows, such as a pause. *key* is the row where it was one, *worker* the process
-    that got a command. *using* names the database, or several; None is the one that the model is written to. One
+    *rows* is None for what is done to no rows, such as a pause. *key* is the row where it was one, or the process that
+    got a command. *using* names the database, or several; None is the one that the model is written to. One
     INFO record is logged; an ``OperatorAct`` is stored on each database where the control app lives, and a ``LogEntry``
     of a user where there is Django's admin. It raises nothing: what was done is not undone because its
     record failed.
     """
     label = EVERY_MODEL if model is None else scope_of(model)
-    what = " ".join(part for part in (label, key or worker) if part)
-    of = what if rows is None else f"{counted(rows, 'row')} of {what}"
-    facts = {"act": action, "rows": rows or 0, "by": str(by), "reason": reason}
-    facts["key"] = key or worker
+    subject = label if rows is None else f"{counted(rows, 'row')} of {label}"
+    why = f": {reason}" if reason else ""
+    facts = {"act": action, "rows": rows or 0, "by": str(by), "reason": reason, "key": key}
     logger.info(
         "%s by %s, %s%s",
-        *(action.capitalize(), by, of, f": {reason}" if reason else ""),
+        *(action.capitalize(), by, f"{subject} {key}".rstrip(), why),
         extra={"event": "act", "model": label, **facts},
     )
     if using is None:
@@ -77,15 +75,12 @@ def record_action(
                     rows=rows or 0,
                     by=storable(str(by), 200),
                     reason=storable(reason, 500),
-                    key=storable(key or worker, 255),
+                    key=storable(key, 255),
                 )
     if getattr(by, "pk", None) is not None and apps.is_installed("django.contrib.admin"):
-        done, names = what_was_done(action), _("all models")
-        if model is not None:
-            names = str(model._meta.verbose_name_plural)
-        subject = worker or key or (names if rows is None else f"{format_number(rows)} {names}")
-        text = f"{capfirst(done)}: {reason}" if reason else str(capfirst(done))
-        _store_entry(model or Switch, by, key, f"{subject}: {done}", text)
+        done = what_was_done(action)
+        title = f"{key or subject}: {done}"
+        _store_entry(model or Switch, by, key if rows else "", title, f"{capfirst(done)}{why}")
 
 
 @contextmanager

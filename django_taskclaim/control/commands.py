@@ -51,7 +51,7 @@ def send_command(
     why = f"{action.label}: {reason}" if reason else str(action.label)
     facts: dict[str, Any] = {"by": by, "reason": why, "using": using}
     for model in tables_of(worker):
-        record_action(model, "worker command", worker=worker.name, **facts)
+        record_action(model, "worker command", key=worker.name, **facts)
 
 
 def rows_held_by(

@@ -79,7 +79,7 @@ def test_the_admins_recent_actions_name_the_act_and_link_to_its_row(client: Any)
     assert LogEntry.objects.earliest("pk").get_admin_url() is None
     client.force_login(user)
     page = client.get(reverse("admin:index")).content.decode()
-    assert "1,204 photos: reset" in page
+    assert "1,204 rows of testapp.photo: reset" in page
     assert f'href="{reverse("admin:testapp_photo_change", args=[photo.pk])}"' in page
 
 
