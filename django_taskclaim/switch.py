@@ -18,6 +18,7 @@ from django_taskclaim.conf import Kind
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.formatting import format_moment
 from django_taskclaim.handlers import handler_for, models_with_handler
 from django_taskclaim.limits import stops_of
 from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE
@@ -181,6 +182,17 @@ def paused_model(pause: Switch) -> str | None:
         return str(apps.get_model(pause.scope)._meta.label)
     except LookupError:
         return pause.scope
+
+
+def describe_pause(pause: Switch) -> str:
+    """Say what is paused, by whom, since when and until when, and why."""
+    label = paused_model(pause)
+    text = f"{f'{label} is' if label else 'All models are'} paused by {pause.by or 'somebody'}"
+    if pause.paused_at:
+        text += f" since {format_moment(pause.paused_at)}"
+    if pause.until:
+        text += f", until {format_moment(pause.until)}"
+    return f"{text}: {pause.reason}" if pause.reason else text
 
 
 def claimable_models() -> list[type[models.Model]]:

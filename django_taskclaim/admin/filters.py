@@ -152,5 +152,5 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when
         count = rows.order_by()[: MOST_COUNTED + 1].count()
         if count > MOST_COUNTED:
             count = MOST_COUNTED
-            self.note = _("more than %(number)s rows") % {"number": number(count)}
+            self.note = _("More than %(number)s rows") % {"number": number(count)}
         return count

@@ -11,13 +11,10 @@ from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
 from django.utils.http import urlencode
-from django.utils.text import capfirst
-from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.actions import CLAIM_ACTIONS, FILTERS_KEPT, ClaimActions, alias_of
 from django_taskclaim.admin.control_room.mounting import register
-from django_taskclaim.admin.control_room.snapshot import pause_sentence
 from django_taskclaim.admin.display import facts_of, look_at, steps_of, summary
 from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, ClaimFilter, order_of
 from django_taskclaim.columns import (
@@ -29,8 +26,8 @@ from django_taskclaim.columns import (
 )
 from django_taskclaim.findings import message
 from django_taskclaim.limits import stops_of
-from django_taskclaim.models import Switch
 from django_taskclaim.states import Status
+from django_taskclaim.switch import describe_pause
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -156,9 +153,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         changes.filter_specs = [spec for spec in changes.filter_specs if spec not in ours]
         changes.has_filters = bool(changes.filter_specs)
         notes = [*map(describe_pause, pauses), getattr(changes.paginator, "note", "")]
-        context["subtitle"] = (
-            context.get("subtitle") or capfirst("; ".join(filter(None, notes))) or None
-        )
+        context["subtitle"] = context.get("subtitle") or "; ".join(filter(None, notes)) or None
         context["claim_filters"] = [(spec.title, list(spec.choices(changes))) for spec in ours]
         context["claim_menu"] = list(self.claim_list_buttons(request))
         return extended(response, "change_list.html")
@@ -213,12 +208,6 @@ def extended(response: TemplateResponse, name: str) -> TemplateResponse:
     context["claim_base"] = response.resolve_template(response.template_name)
     response.template_name = f"admin/taskclaim/{name}"
     return response
-
-
-def describe_pause(switch: Switch) -> str:
-    """Say of a pause whose it is, since when and until when, and why."""
-    what = _("paused, as all models are,") if switch.is_for_all else _("paused")
-    return f"{what} {pause_sentence(switch)}"
 
 
 def raw_names(model: type[models.Model]) -> list[str]:

@@ -23,7 +23,7 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.scope import in_state
 from django_taskclaim.querysets.why_empty import WhyEmpty
 from django_taskclaim.states import Status
-from django_taskclaim.switch import paused_model
+from django_taskclaim.switch import describe_pause, paused_model
 
 Reasons = Iterator[checks.CheckMessage]
 
@@ -52,14 +52,9 @@ def _paused(seen: Overview) -> Reasons:
     pause = seen.pause
     if pause is None:
         return
-    label = paused_model(pause)
-    who = f"{f'{label} is' if label else 'All models are'} paused by {pause.by or 'somebody'}"
-    since = f" since {format_moment(pause.paused_at)}" if pause.paused_at else ""
-    until = f", until {format_moment(pause.until)}" if pause.until else ""
-    why = f": {pause.reason}" if pause.reason else ""
     yield checks.Warning(
-        f"{who}{since}{until}{why}. Nothing is claimed meanwhile.",
-        f"manage.py claimresume {label or '--all'}",
+        f"{describe_pause(pause)}. Nothing is claimed meanwhile.",
+        f"manage.py claimresume {paused_model(pause) or '--all'}",
     )
 
 

@@ -251,4 +251,4 @@ def test_resuming_one_model_leaves_the_pause_of_all_and_says_so(boss: Client, ro
     pause_all(by="eve")
     boss.post(photos("resume"), {"reason": ""})
     assert world(rows)["switch"][:2] == ("*", "eve")
-    assert "All models are paused, not only this one." in text_of(boss.get(photos()))
+    assert "All models are paused by eve" in text_of(boss.get(photos()))

@@ -56,7 +56,7 @@ def test_holder_lease_tries_and_error_are_shown_in_plain_words(
             r"open 2 waiting running 2 expired complete 1 failed 1 paused 1 ",
             r"Failed with LookupError 1 ",
             r"Reset failed rows Control room ",
-            r"Paused by eve since",
+            r"testapp.Photo is paused by eve since",
             r"held by worker-3 on web-2, \d+ (min|s) left",
             r"try 1 of 5",
             r"tried 1 of 5 next in \d min",
@@ -67,7 +67,7 @@ def test_holder_lease_tries_and_error_are_shown_in_plain_words(
         assert "Traceback" not in page
         for state, words in (
             ("complete", "Claimed at .*Completed at "),
-            ("failed", "failed LookupError gone .*Reset row .*Traceback.* Url"),
+            ("failed", "failed LookupError gone .*Reset .*Traceback.* Url"),
             ("expired", "Claimed at .*Expires at "),
             ("waiting", r"next in \d min"),
         ):

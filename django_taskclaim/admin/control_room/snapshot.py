@@ -30,7 +30,7 @@ from django_taskclaim.control.reading import Slot
 from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import format_duration
-from django_taskclaim.models import Switch, WorkerProcess
+from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import (
     Holder,
     Overview,
@@ -43,6 +43,7 @@ from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets import Progress
 from django_taskclaim.ranges import RowCounts, row_counts
 from django_taskclaim.states import Status
+from django_taskclaim.switch import describe_pause
 from django_taskclaim.templatetags.taskclaim_admin import clock, number
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -184,7 +185,7 @@ def state_of(seen: Summary | None) -> State:
         late = _("The database has not answered in time yet.")
         return State("unknown", "?", _("UNKNOWN"), late)
     if seen.pause is not None:
-        sentence = pause_sentence(seen.pause)
+        sentence = describe_pause(seen.pause)
         if seen.is_finishing:
             return State("pausing", "❚❚", _("PAUSING"), sentence)
         return State("paused", "❚❚", _("PAUSED"), sentence)
@@ -200,19 +201,6 @@ def state_of(seen: Summary | None) -> State:
         "%(n)s worker process is alive.", "%(n)s worker processes are alive.", len(seen.living)
     )
     return State("running", "▶", _("RUNNING"), alive % {"n": number(len(seen.living))})
-
-
-def pause_sentence(pause: Switch) -> str:
-    """Return ``by Ada since 14:02 “deploy”, until 15:00``."""
-    parts = []
-    if pause.by:
-        parts.append(_("by %(who)s") % {"who": pause.by})
-    if pause.paused_at is not None:
-        parts.append(_("since %(time)s") % {"time": clock(pause.paused_at)})
-    if pause.reason:
-        parts.append(f"“{pause.reason}”")
-    until = [_("until %(time)s") % {"time": clock(pause.until)}] if pause.until else []
-    return ", ".join(filter(None, [" ".join(parts), *until]))
 
 
 # How far the rows have got, and when they will be through
