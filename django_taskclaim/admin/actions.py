@@ -132,7 +132,7 @@ class ClaimActions(OperatePermission):
             for action in sorted(ROW_ACTIONS, key=lambda action: status not in action.states):
                 if action.takes(status):
                     where = self.claim_address("claim", quote(row.pk), action.slug)
-                    yield {"title": str(action.row_label), "path": where + query}
+                    yield {"title": str(action.label), "path": where + query}
 
     def claim_list_buttons(self, request: HttpRequest) -> Buttons:
         """Yield what stands above the list: for all failed rows of the model, and its control room."""
@@ -186,9 +186,10 @@ class ClaimActions(OperatePermission):
         *hidden* is how they were chosen, or what the page has shown of them, see ``confirm``.
         """
         back, crumbs = self.claim_list_address(request), self.claim_crumbs(request)
+        name = str(self.opts.verbose_name_plural)
         if row is not None:
-            page = self.claim_address("change", quote(row.pk))
-            crumbs.append(Crumb(Truncator(str(row)).chars(60), page))
+            name, page = Truncator(str(row)).chars(60), self.claim_address("change", quote(row.pk))
+            crumbs.append(Crumb(name, page))
             back = back if FILTERS_KEPT in request.GET else page
         states = states_of(rows)
         facts = counts_of(states) if row is None else [summary(facts_of(row), all_of_it=True)]
@@ -209,7 +210,7 @@ class ClaimActions(OperatePermission):
         return confirm(
             request,
             allowed=self.has_operate_permission(request, row),
-            title=str(action.label if row is None else action.row_label),
+            title=f"{action.label}: {name}",
             sentence=str(action.sentence),
             warning=str(LOSE) if takes else "",
             facts=facts,

@@ -37,8 +37,6 @@ class Instruction:
 class Action(Instruction):
     """One thing that an operator can do to rows."""
 
-    #: What a button does to one row.
-    row_label: Text = ""
     #: The states of rows that it changes, and those of which only when they are named.
     states: frozenset[str]
     named: tuple[str, ...] = ()
@@ -88,8 +86,7 @@ LOSE = gettext_lazy(
 
 RESET = Action(
     name="reset",
-    label=gettext_lazy("Reset rows"),
-    row_label=gettext_lazy("Reset row"),
+    label=gettext_lazy("Reset"),
     sentence=AS_NEW,
     done=gettext_lazy("reset"),
     states=frozenset({Status.FAILED}),
@@ -98,8 +95,7 @@ RESET = Action(
 )
 PAUSE_ROWS = Action(
     name="pause rows",
-    label=gettext_lazy("Pause rows"),
-    row_label=gettext_lazy("Pause row"),
+    label=gettext_lazy("Pause"),
     sentence=gettext_lazy(
         "A row that is paused is set aside: no worker claims it until somebody resumes it."
     ),
@@ -109,8 +105,7 @@ PAUSE_ROWS = Action(
 )
 RESUME_ROWS = Action(
     name="resume rows",
-    label=gettext_lazy("Resume rows"),
-    row_label=gettext_lazy("Resume row"),
+    label=gettext_lazy("Resume"),
     sentence=gettext_lazy(
         "A row that is resumed is open again, to be claimed by the next free worker."
     ),
@@ -120,8 +115,7 @@ RESUME_ROWS = Action(
 )
 RELEASE = Action(
     name="release",
-    label=gettext_lazy("Release running rows"),
-    row_label=gettext_lazy("Release row"),
+    label=gettext_lazy("Release"),
     sentence=gettext_lazy("A row that is released is open again, and no try is counted."),
     done=gettext_lazy("released"),
     states=frozenset({Status.PROCESSING}),
@@ -129,8 +123,7 @@ RELEASE = Action(
 )
 FAIL = Action(
     name="fail",
-    label=gettext_lazy("Fail rows"),
-    row_label=gettext_lazy("Fail row"),
+    label=gettext_lazy("Fail"),
     sentence=gettext_lazy("A row that is failed stays so until somebody resets it."),
     done=gettext_lazy("failed"),
     states=frozenset({Status.OPEN, Status.PAUSED}),
@@ -144,7 +137,7 @@ ROW_ACTIONS = (RESET, PAUSE_ROWS, RESUME_ROWS, RELEASE, FAIL)
 
 PRUNE = Action(
     name="prune",
-    label=gettext_lazy("Prune rows"),
+    label=gettext_lazy("Prune"),
     done=gettext_lazy("deleted"),
     states=frozenset({Status.COMPLETE}),
     verb=ClaimQuerySet.prune,
