@@ -113,7 +113,10 @@ def _answer(error: BaseException | None) -> tuple[Code | None, Meaning | None]:
     The cause of a database error is looked at, too, for that is where Django keeps the driver's error. The cause of
     any other error is not: code that raised a ``ValueError`` from a deadlock has dealt with the deadlock.
     """
-    while error is not None:
+    # No chain of causes is as long, but one may lead back to its beginning.
+    for _ in range(10):
+        if error is None:
+            break
         # PEP 249's class name, which Django, every driver and SQLAlchemy share.
         is_of_database = any(kind.__name__ == "DatabaseError" for kind in type(error).__mro__)
         # psycopg 3, asyncpg and others say sqlstate, psycopg2 says pgcode.

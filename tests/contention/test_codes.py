@@ -17,6 +17,9 @@ def caused_by(cause: Exception, error: Exception) -> Exception:
     return error
 
 
+RAISED_FROM_ITSELF = OperationalError("no code")
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -43,6 +46,7 @@ def test_contention_is_retried(error: Exception, code: Any, retried: list[dict[s
         # Somebody dealt with the deadlock already.
         caused_by(Deadlock(), ValueError("the order changed meanwhile")),
         caused_by(Deadlock(), RetriesExhausted(3, 1.0, "40P01")),
+        caused_by(RAISED_FROM_ITSELF, RAISED_FROM_ITSELF),
     ],
     ids=repr,
 )
