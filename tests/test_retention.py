@@ -32,7 +32,7 @@ AGES: dict[Any, tuple[str, str, str, dict[str, Any]]] = {
     WorkerProcess: ("", "started_at seen_at", "name", PROCESS),
     NamedLease: ("", "claimed_at", "name", {}),
     OperatorAct: ("RETENTION", "at", "by", {"act": "reset"}),
-    ThroughputMinute: ("RETENTION", "at", "run", {"model": "testapp.photo"}),
+    ThroughputMinute: ("RETENTION", "at", "process", {"model": "testapp.photo"}),
     ClaimEvent: ("RETENTION", "at", "key", {"event": "claimed"}),
 }
 

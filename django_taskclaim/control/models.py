@@ -5,11 +5,14 @@ They can be imported where the app is not installed; ``is_on`` says whether they
 Each table has an age at which workers prune it.
 """
 
+from uuid import uuid4
+
 from django.apps import apps
 from django.db import models, router
 from django.utils.translation import gettext_lazy as _
 
 from django_taskclaim.fields import ErrorClassField, ErrorTextField, HolderField, MomentField
+from django_taskclaim.worker.counters import NUMBERS, TIMES, packed, unpacked
 
 APP, LABEL = "django_taskclaim.control", "taskclaim_control"
 
@@ -51,13 +54,12 @@ class OperatorAct(models.Model):
 class ThroughputMinute(models.Model):
     """What one worker process got done of one model in one minute; when it is old, ten minutes of all processes."""
 
+    id = models.UUIDField(primary_key=True, default=uuid4)
     model = models.CharField(max_length=200)
     #: Where the minute begins.
     at = MomentField()
     #: The process as ``WorkerProcess`` names it; empty once it has been taken together with the others.
     process = HolderField(default="")
-    #: Tells a process from one before it that had the same name.
-    run = models.CharField(max_length=16, default="")
     done = models.BigIntegerField(default=0)
     #: Rows that ended in ``failed``.
     failed = models.BigIntegerField(default=0)
@@ -72,19 +74,22 @@ class ThroughputMinute(models.Model):
     ran = ErrorTextField(default="")
     waited = ErrorTextField(default="")
 
-    #: Of the process that counts: what is stored of it is older, and whether it was ever stored.
-    unwritten = was_stored = False
+    #: Of the process that counts: what is stored of it is older.
+    unwritten = False
 
     class Meta:
         app_label = LABEL
         db_table = "taskclaim_throughput"
         default_permissions = ()
-        constraints = [
-            models.UniqueConstraint(
-                fields=["model", "at", "process", "run"], name="taskclaim_throughput_once"
-            )
-        ]
         indexes = [models.Index(fields=["at"], name="taskclaim_throughput_at")]
+
+    def add(self, other: "ThroughputMinute") -> None:
+        """Take in what another one has counted."""
+        for name in NUMBERS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in TIMES:
+            both = unpacked(getattr(self, name)) + unpacked(getattr(other, name))
+            setattr(self, name, packed(both))
 
 
 class ClaimEvent(models.Model):

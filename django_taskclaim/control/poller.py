@@ -3,8 +3,7 @@
 What it has done is a row for each minute and model, however many rows of the model there were.
 """
 
-import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -24,7 +23,7 @@ from django_taskclaim.db import DatabaseLater, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.tables import WorkerProcess, scope_of
-from django_taskclaim.worker.counters import NUMBERS, TIMES, packed, unpacked
+from django_taskclaim.worker.counters import NUMBERS, TIMES, packed
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import PRUNE_EVERY, Duty, Service
 
@@ -59,20 +58,15 @@ class Poller:
         self.service = service
         self.using = service.options.using
         self.process = service.process
-        #: An earlier process may have had the same name; its rows must not be written over.
-        self.run = secrets.token_hex(8)
-        self._began = clock()
-        #: The database's time when ``clock()`` was at ``_began``; known from the first look on.
-        self._began_at: datetime | None = None
+        #: The database's time when ``clock()`` was zero; None until it was asked.
+        self._at_zero: datetime | None = None
+        #: By model and minute, what is counted in the present minute, and what is still to be stored of earlier ones.
         self._minutes: dict[tuple[str, datetime], ThroughputMinute] = {}
 
     # Commands
 
     def look(self) -> bool:
         """Obey the command that a person gave this process."""
-        if self._began_at is None:
-            lived = timedelta(seconds=clock() - self._began)
-            self._began_at = dialect_for(connections[self.using]).current_time() - lived
         mine = WorkerProcess.objects.using(self.using).filter(name=self.process)
         for command in mine.exclude(command="").values_list("command", flat=True):
             _DOING[command](self.service)
@@ -88,12 +82,15 @@ class Poller:
 
     def write(self) -> bool:
         """Store what has changed, and say whether anything has."""
-        if self._began_at is None:
-            return False
-        minute = slot_start(self._began_at + timedelta(seconds=clock() - self._began), MINUTE)
+        if self._at_zero is None:
+            self._at_zero = database_time(self.using) - timedelta(seconds=clock())
+        minute = slot_start(self._at_zero + timedelta(seconds=clock()), MINUTE)
         for model, counts in self.service.counters.take().items():
+            fresh = ThroughputMinute(model=scope_of(model), at=minute, process=self.process)
+            one = self._minutes.setdefault((fresh.model, minute), fresh)
             texts = {name: packed(buckets) for name, buckets in counts.times.items()}
-            _take_in(self._of(model, minute), [ThroughputMinute(**counts.numbers, **texts)])
+            one.add(ThroughputMinute(**counts.numbers, **texts))
+            one.unwritten = True
         unwritten = [one for one in self._minutes.values() if one.unwritten]
         for one in unwritten:
             self._store(one)
@@ -101,22 +98,14 @@ class Poller:
         self._minutes = {place: one for place, one in self._minutes.items() if one.at >= minute}
         return bool(unwritten)
 
-    def _of(self, model: Any, minute: datetime) -> ThroughputMinute:
-        label = scope_of(model)
-        fresh = ThroughputMinute(model=label, at=minute, process=self.process, run=self.run)
-        one = self._minutes.setdefault((label, minute), fresh)
-        one.unwritten = True
-        return one
-
     def _store(self, one: ThroughputMinute) -> None:
         """Write totals, so that a statement that was sent twice does no harm."""
-        which = {name: getattr(one, name) for name in ("model", "at", "process", "run")}
         facts = {name: getattr(one, name) for name in (*NUMBERS, *TIMES)}
-        rows = ThroughputMinute.objects.using(self.using)
+        is_stored = ThroughputMinute.objects.using(self.using).filter(pk=one.pk).update(**facts)
         # One that has gone was added up by others, after a long outage; to store it again would count it twice.
-        if not rows.filter(**which).update(**facts) and not one.was_stored:
-            rows.create(**which, **facts)
-        one.unwritten, one.was_stored = False, True
+        if one._state.adding and not is_stored:
+            one.save(using=self.using, force_insert=True)
+        one.unwritten = one._state.adding = False
 
 
 def _drain(service: Service) -> None:
@@ -175,16 +164,8 @@ def compact(using: str, chunk: int) -> bool:
         for (model, at), same in together.items():
             known = rows.select_for_update().filter(model=model, at=at, process="").first()
             slot = known or ThroughputMinute(model=model, at=at)
-            _take_in(slot, same)
+            for minute in same:
+                slot.add(minute)
             slot.save(using=using)
         rows.filter(pk__in=[minute.pk for minute in minutes])._raw_delete(using)
     return len(minutes) < chunk
-
-
-def _take_in(slot: ThroughputMinute, minutes: Iterable[ThroughputMinute]) -> None:
-    for minute in minutes:
-        for name in NUMBERS:
-            setattr(slot, name, getattr(slot, name) + getattr(minute, name))
-        for name in TIMES:
-            both = unpacked(getattr(slot, name)) + unpacked(getattr(minute, name))
-            setattr(slot, name, packed(both))

@@ -1,8 +1,8 @@
 """What the control page and the admin read of the control app's tables."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,21 +25,41 @@ LATELY = timedelta(minutes=4)
 LEAST = timedelta(seconds=5)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Slot:
     """What all workers got done of one model in one minute, or ten."""
 
     at: datetime
-    #: Rows completed, and rows that ended in ``failed``.
-    done: int
-    failed: int
-    #: Rows completed a second.
-    rate: float
-    #: How long half of all batches, and 95 of 100, took at most, in seconds; None where no batch ended.
-    p50: float | None
-    p95: float | None
-    #: Tries that failed, put back or not.
+    #: How long it is, or has been so far.
+    seconds: float
+    #: Rows completed, rows that ended in ``failed``, and tries that failed, put back or not.
+    done: int = 0
+    failed: int = 0
     errors: int = 0
+    #: How long batches took, by bucket.
+    durations: Counter[int] = field(default_factory=Counter)
+
+    def add(self, row: ThroughputMinute) -> None:
+        """Take in a part of what was written."""
+        self.done += row.done
+        self.failed += row.failed
+        self.errors += row.errors
+        self.durations.update(unpacked(row.durations))
+
+    @property
+    def rate(self) -> float:
+        """Rows completed a second."""
+        return self.done / self.seconds
+
+    @property
+    def p50(self) -> float | None:
+        """How long half of all batches took at most, in seconds; None where no batch ended."""
+        return quantile(self.durations, 0.5)
+
+    @property
+    def p95(self) -> float | None:
+        """The same of 95 in 100."""
+        return quantile(self.durations, 0.95)
 
     @property
     def tries(self) -> int:
@@ -63,10 +83,17 @@ def minutes(model: type[models.Model], *, using: str, since: datetime) -> list[T
 def slots(written: Sequence[ThroughputMinute], now: datetime, span: timedelta) -> list[Slot]:
     """Return the throughput of the last *span* without gaps, oldest first: by minutes up to an hour, else by ten."""
     width = MINUTE if span <= AGE_OF_MINUTES else TEN_MINUTES
-    rows: dict[datetime, list[ThroughputMinute]] = {}
+    last = slot_start(now, width)
+    found: dict[datetime, Slot] = {}
+    for ago in reversed(range(span // width)):
+        at = last - ago * width
+        # The last slot is not over.
+        length = min(width, max(now - at, timedelta(seconds=1)))
+        found[at] = Slot(at, length.total_seconds())
     for row in written:
-        rows.setdefault(slot_start(as_utc(row.at), width), []).append(row)
-    return [_slot(at, rows.get(at, []), width, now) for at in _starts(now, span, width)]
+        if slot := found.get(slot_start(as_utc(row.at), width)):
+            slot.add(row)
+    return list(found.values())
 
 
 def rates(
@@ -89,32 +116,6 @@ def slot_start(moment: datetime, width: timedelta) -> datetime:
     """Return the beginning of the slot that contains a moment."""
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     return moment - (moment - epoch) % width
-
-
-def _starts(now: datetime, span: timedelta, width: timedelta) -> Iterator[datetime]:
-    """Yield the beginnings of the slots of a span; the last one is the current slot."""
-    at = slot_start(now, width) - (span // width - 1) * width
-    while at <= now:
-        yield at
-        at += width
-
-
-def _slot(at: datetime, rows: list[ThroughputMinute], width: timedelta, now: datetime) -> Slot:
-    durations: Counter[int] = Counter()
-    for row in rows:
-        durations.update(unpacked(row.durations))
-    done = sum(row.done for row in rows)
-    # The current slot is not over.
-    seconds = min(width, max(now - at, timedelta(seconds=1))).total_seconds()
-    return Slot(
-        at=at,
-        done=done,
-        failed=sum(row.failed for row in rows),
-        rate=done / seconds,
-        p50=quantile(durations, 0.5),
-        p95=quantile(durations, 0.95),
-        errors=sum(row.errors for row in rows),
-    )
 
 
 def acts(model: type[models.Model], *, using: str, limit: int = 20) -> list[OperatorAct]:

@@ -88,7 +88,6 @@ def test_a_minute_that_was_added_up_is_not_stored_again(monkeypatch: pytest.Monk
     options = WorkerOptions((Photo._meta.label,), "w", "default")
     service = Service(options, [Handler(Photo, print)], InFlight())
     writer = poller.Poller(service)
-    writer.look()
     for done in (3, 2):
         service.counters.count(Photo, done=done)
         writer.write()

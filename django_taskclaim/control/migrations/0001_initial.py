@@ -1,3 +1,5 @@
+import uuid
+
 from django.db import migrations, models
 
 import django_taskclaim.fields
@@ -70,16 +72,10 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="ThroughputMinute",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.UUIDField(default=uuid.uuid4, primary_key=True, serialize=False)),
                 ("model", models.CharField(max_length=200)),
                 ("at", django_taskclaim.fields.MomentField()),
                 ("process", django_taskclaim.fields.HolderField(default="", max_length=200)),
-                ("run", models.CharField(default="", max_length=16)),
                 ("done", models.BigIntegerField(default=0)),
                 ("failed", models.BigIntegerField(default=0)),
                 ("errors", models.BigIntegerField(default=0)),
@@ -94,11 +90,6 @@ class Migration(migrations.Migration):
                 "db_table": "taskclaim_throughput",
                 "default_permissions": (),
                 "indexes": [models.Index(fields=["at"], name="taskclaim_throughput_at")],
-                "constraints": [
-                    models.UniqueConstraint(
-                        fields=("model", "at", "process", "run"), name="taskclaim_throughput_once"
-                    )
-                ],
             },
         ),
     ]
