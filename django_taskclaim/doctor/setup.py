@@ -7,7 +7,7 @@ from typing import Any
 
 from django.apps import apps
 from django.core import checks
-from django.db import DatabaseError, Error, connections, models, router, transaction
+from django.db import DatabaseError, connections, models, router, transaction
 
 from django_taskclaim.checks import OUR_APPS, TAG, check_servers
 from django_taskclaim.columns import has_ranges, is_companion, source_link
@@ -112,63 +112,35 @@ def missing_index(model: type[models.Model], alias: str) -> Iterator[checks.Chec
 
 
 def server_findings(alias: str) -> Iterator[checks.CheckMessage]:
-    """Yield what the system checks find on the server of one database, and how old its oldest transaction is.
-
-    A database that does not answer is a finding, not an exception.
-    """
-    try:
-        yield from check_servers(databases=[alias])
-        yield from oldest_transaction(alias)
-    except Error as error:
-        yield refused(alias, error)
-
-
-def refused(alias: str, error: Error) -> checks.CheckMessage:
-    """Return the finding for a database that does not answer."""
-    return checks.Error(
-        f"The database {alias!r} refused a question: {first_line(error)}",
-        "Look at the server and at DATABASES, then ask again.",
-    )
+    """Yield what the system checks find on the server of one database, and a transaction that is open for long."""
+    yield from check_servers(databases=[alias])
+    yield from oldest_transaction(alias)
 
 
 # What a server keeps of rows that have changed; claims read past it
 
 
 def dead_rows(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
-    """Yield how many dead rows the table of *model* has, where the server counts them."""
+    """Yield that the table of *model* has many dead rows, where the server counts them."""
     target = ClaimTarget.of(model, alias)
-    found = server_for(connections[alias]).dead_rows(target.table)
-    if found is None:
-        return
-    living, dead = found
-    text = (
-        f"The table {real_name(target.columns.owner._meta.db_table)} has {dead:,} dead rows beside"
-        f" {living:,} living"
-    )
-    if dead < TOO_MANY_DEAD or dead <= living * 0.2:
-        yield checks.Info(f"{text}.")
-    else:
+    living, dead = server_for(connections[alias]).dead_rows(target.table) or (0, 0)
+    if dead >= TOO_MANY_DEAD and dead > living * 0.2:
         yield checks.Warning(
-            f"{text}: each claim may read past many of them.",
+            f"The table {real_name(target.columns.owner._meta.db_table)} has {dead:,} dead rows beside {living:,}"
+            " living: each claim may read past many of them.",
             "Look for a transaction that still needs them (above), then VACUUM the table. docs/performance.md has"
             " settings that make a vacuum come sooner.",
         )
 
 
 def oldest_transaction(alias: str) -> Iterator[checks.CheckMessage]:
-    """Yield how long the oldest transaction on one database has been open, where the server shows it."""
-    try:
-        found = server_for(connections[alias]).oldest_transaction()
-    except DatabaseError:
-        # On MySQL the user needs the privilege PROCESS for that, and the list may be refused for a moment.
-        return
-    for seconds, holder, remedy in found:
-        age = timedelta(seconds=max(0.0, float(seconds)))
-        text = f"The oldest transaction has been open for {format_duration(age)}"
-        if age <= LONG:
-            yield checks.Info(f"{text}.")
-        else:
-            yield checks.Warning(
-                f"{text} ({holder}): the server keeps old versions of rows for it, and claims read past them.",
-                f"End it, or let it commit more often: {remedy}",
-            )
+    """Yield that a transaction has been open for long on one database, where the server shows it."""
+    # On MySQL the user needs the privilege PROCESS for that, and the list may be refused for a moment.
+    with suppress(DatabaseError):
+        for seconds, holder, remedy in server_for(connections[alias]).oldest_transaction():
+            if (age := timedelta(seconds=float(seconds))) > LONG:
+                yield checks.Warning(
+                    f"The oldest transaction has been open for {format_duration(age)} ({holder}): the server keeps old"
+                    " versions of rows for it, and claims read past them.",
+                    f"End it, or let it commit more often: {remedy}",
+                )

@@ -36,10 +36,15 @@ M = TypeVar("M", bound=Model | None)
 #: What a command takes that is for one model.
 ONE = (1, "the model")
 
-#: Exit code of a command line that makes no sense.
-USAGE = 2
 #: Exit code after Ctrl-C, as shells have it.
 STOPPED = 130
+
+
+class UsageError(CommandError):
+    """A command line that makes no sense, or a project in which the command cannot work."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, returncode=2)
 
 
 class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -76,16 +81,21 @@ class ClaimCommand(BaseCommand):
         meant = options["models"] or self.every_model(named)
         self.where = [(model, alias) for model in meant for alias in self._aliases(model, named)]
         if not self.where:
-            raise CommandError(self.nothing, returncode=USAGE)
+            raise UsageError(self.nothing)
         for alias in {alias for _, alias in self.where}:
             for fault in autocommit_faults(alias):
-                raise CommandError(f"{fault.msg} {fault.hint}", returncode=USAGE)
+                raise UsageError(f"{fault.msg} {fault.hint}")
         try:
             return super().execute(*args, **options)
         except ImproperlyConfigured as error:
-            raise CommandError(str(error), returncode=USAGE) from error
+            raise UsageError(str(error)) from error
         except (Error, TaskClaimError) as error:
-            raise _failure(error, self.where) from error
+            self._refuse_missing_tables()
+            # The second argument of these is every object there is.
+            is_protected = isinstance(error, (ProtectedError, RestrictedError))
+            text = str(error.args[0]) if is_protected else first_line(error)
+            places = [f"{model._meta.label} on {alias!r}: " for model, alias in self.where]
+            raise CommandError(f"{places[0] if len(places) == 1 else ''}{text}") from error
         except KeyboardInterrupt:
             raise CommandError("Stopped.", returncode=STOPPED) from None
 
@@ -97,6 +107,11 @@ class ClaimCommand(BaseCommand):
         if self.everywhere:
             return places_of(named, [model])
         return [named or router.db_for_write(model)]
+
+    def _refuse_missing_tables(self) -> None:
+        """Raise UsageError where tables or columns are not there, which explains any error of a database."""
+        if lacking := lacking_of(self.where):
+            raise UsageError("\n".join(lacking))
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         return super().create_parser(prog_name, subcommand, formatter_class=HelpFormatter, **kwargs)
@@ -113,9 +128,8 @@ class ClaimCommand(BaseCommand):
             except (SwitchError, ValueError) as error:
                 refused.append(f"{'all models' if model is None else model._meta.label}: {error}")
         if refused:
-            lacking = lacking_of(self.where)
-            text = "\n".join(lacking or refused)
-            raise CommandError(text, returncode=USAGE if lacking else 1)
+            self._refuse_missing_tables()
+            raise CommandError("\n".join(refused))
 
     def finding_lines(self, finding: CheckMessage) -> Iterator[str]:
         """Yield a finding with its sign, and its hint below."""
@@ -127,17 +141,6 @@ class ClaimCommand(BaseCommand):
             sign = self.style.SUCCESS("ok")
         yield f"{sign}  {finding.msg} ({finding.id})" if finding.id else f"{sign}  {finding.msg}"
         yield from (f"    {line}" for line in (finding.hint or "").splitlines())
-
-
-def _failure(error: Exception, where: Sequence[tuple[Model, str]]) -> CommandError:
-    """Return what to say of an error of the database: the tables that are not there, or what the database said."""
-    if lacking := lacking_of(where):
-        return CommandError("\n".join(lacking), returncode=USAGE)
-    # The second argument of these is every object there is.
-    is_protected = isinstance(error, (ProtectedError, RestrictedError))
-    text = str(error.args[0]) if is_protected else first_line(error)
-    named = [f"{model._meta.label} on {alias!r}: " for model, alias in where]
-    return CommandError(f"{named[0] if len(named) == 1 else ''}{text}")
 
 
 def lacking_of(where: Sequence[tuple[Model, str]]) -> list[str]:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import CommandError
 from django.core.management.utils import run_formatters
 from django.db import migrations
 from django.db.migrations.loader import MigrationLoader
@@ -28,7 +27,7 @@ from django_taskclaim.adoption.operations import EXISTING, AddClaimColumns, AddC
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.formatting import listed
 from django_taskclaim.indexes import ClaimIndex
-from django_taskclaim.management.base import ONE, USAGE, ClaimCommand, Model, add_models
+from django_taskclaim.management.base import ONE, ClaimCommand, Model, UsageError, add_models
 
 
 class Command(ClaimCommand):
@@ -72,7 +71,7 @@ def _steps(model: Model, loader: MigrationLoader, existing: str) -> list[Operati
     app, name = meta.app_label, meta.model_name or ""
     before = loader.project_state().models.get((app, name))
     if before is None or not meta.managed:
-        raise _refusal(
+        raise UsageError(
             f"No migration makes the table of {meta.label}, so none can alter it: run manage.py makemigrations {app},"
             " or make a companion of a model with managed = False."
         )
@@ -82,7 +81,7 @@ def _steps(model: Model, loader: MigrationLoader, existing: str) -> list[Operati
         one.name for one in ours if one.name in known and type(known[one.name]) is not type(one)
     ]
     if taken:
-        raise _refusal(
+        raise UsageError(
             f"{meta.label} has had {listed(taken)} before, with values of its own; take PrefixedTaskMixin, or"
             " claim_fields of your own, whose names differ."
         )
@@ -94,15 +93,11 @@ def _steps(model: Model, loader: MigrationLoader, existing: str) -> list[Operati
     if index.name not in {one.name for one in before.options.get("indexes", ())}:
         steps.append(AddClaimIndex(name, index))
     if not steps:
-        raise _refusal(
+        raise UsageError(
             f"The migrations of {app} give {meta.label} all its claim columns and the index already; if its table lacks"
             " them, run manage.py migrate."
         )
     return steps
-
-
-def _refusal(sentence: str) -> CommandError:
-    return CommandError(sentence, returncode=USAGE)
 
 
 def _files(

@@ -25,12 +25,12 @@ from itertools import chain
 
 from django.core import checks
 from django.core.management.base import CommandError
-from django.db import connections
+from django.db import Error, connections
 
 from django_taskclaim.checks import check_project
 from django_taskclaim.doctor import examine
 from django_taskclaim.doctor.setup import server_findings
-from django_taskclaim.formatting import counted
+from django_taskclaim.formatting import counted, first_line
 from django_taskclaim.management.base import ClaimCommand
 
 
@@ -54,8 +54,17 @@ class Command(ClaimCommand):
         self.stdout.write(self.style.SUCCESS(f"No problem found.{more}"))
 
     def _report(self, title: str, findings: Iterable[checks.CheckMessage]) -> list[int]:
-        """Write the findings that are not silenced, if there are any, and return their levels."""
-        found = [finding for finding in findings if not finding.is_silenced()]
+        """Write the findings that are not silenced, if there are any, and return their levels.
+
+        A database that does not answer is a finding, not an exception.
+        """
+        found: list[checks.CheckMessage] = []
+        try:
+            for finding in findings:
+                found += [] if finding.is_silenced() else [finding]
+        except Error as error:
+            text = f"The database refused a question: {first_line(error)}"
+            found.append(checks.Error(text, "Look at the server and at DATABASES, then ask again."))
         if found:
             self.stdout.write(self.style.MIGRATE_HEADING(title))
             for line in chain.from_iterable(map(self.finding_lines, found)):

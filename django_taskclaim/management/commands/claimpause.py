@@ -12,14 +12,12 @@ from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from django.core.management.base import CommandError
-
 from django_taskclaim.control.audit import turn
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.management.base import (
-    USAGE,
     ClaimCommand,
     Model,
+    UsageError,
     acting,
     add_record,
     duration,
@@ -51,7 +49,7 @@ class Command(ClaimCommand):
         **options: Any,
     ) -> None:
         if bool(models) == options["all"]:
-            raise CommandError("Name the models, or say --all (not both).", returncode=USAGE)
+            raise UsageError("Name the models, or say --all (not both).")
         by, reason = acting(options["by"]), options["reason"]
 
         def change(model: Model | None) -> str:

@@ -15,7 +15,7 @@ from django.core.management.base import CommandError
 
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.formatting import counted, first_line
-from django_taskclaim.management.base import ONE, USAGE, ClaimCommand, whole_number
+from django_taskclaim.management.base import ONE, ClaimCommand, UsageError, whole_number
 from django_taskclaim.ranges import CHUNK_SIZE, RangeQuerySet
 
 
@@ -36,10 +36,9 @@ class Command(ClaimCommand):
         ((model, alias),) = self.where
         label = model._meta.label
         if not has_ranges(model):
-            text = (
+            raise UsageError(
                 f"The rows of {label} are no ranges; it needs django_taskclaim.models.RangeMixin."
             )
-            raise CommandError(text, returncode=USAGE)
         ranges: RangeQuerySet[Any] = RangeQuerySet(model, using=alias)
         try:
             planned = ranges.plan(chunk_size=chunk_size, limit=limit, progress=self._report)

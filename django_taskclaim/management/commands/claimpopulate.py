@@ -12,12 +12,10 @@ Examples:
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import CommandError
-
 from django_taskclaim.columns import is_companion, source_link
 from django_taskclaim.companions import CompanionQuerySet
 from django_taskclaim.formatting import counted
-from django_taskclaim.management.base import ONE, USAGE, ClaimCommand, add_filters
+from django_taskclaim.management.base import ONE, ClaimCommand, UsageError, add_filters
 from django_taskclaim.management.rows import Report
 from django_taskclaim.worker.options import condition_of
 
@@ -36,10 +34,9 @@ class Command(ClaimCommand):
     def handle(self, *, filters: list[str], **options: Any) -> None:
         ((model, alias),) = self.where
         if not is_companion(model):
-            text = (
+            raise UsageError(
                 f"{model._meta.label} has no source; add django_taskclaim.models.SourceMixin to it."
             )
-            raise CommandError(text, returncode=USAGE)
         try:
             link = source_link(model)
             sources = link.source._default_manager.using(link.alias_beside(alias))
@@ -50,5 +47,5 @@ class Command(ClaimCommand):
                 sources, chunk_size=CHUNK, progress=lambda seen, _added: report.advance(seen)
             )
         except TypeError as error:
-            raise CommandError(str(error), returncode=USAGE) from error
+            raise UsageError(str(error)) from error
         self.stdout.write(f"Added {counted(added, 'row')} to {model._meta.label}.")

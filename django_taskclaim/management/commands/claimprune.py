@@ -19,13 +19,12 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from django.core.management.base import CommandError
 from django.db.models import CASCADE
 
 from django_taskclaim.columns import claim_columns, is_companion
 from django_taskclaim.control.actions import PRUNE
 from django_taskclaim.formatting import format_duration, listed
-from django_taskclaim.management.base import USAGE, Model, duration
+from django_taskclaim.management.base import Model, UsageError, duration
 from django_taskclaim.management.rows import RowsCommand
 from django_taskclaim.querysets.operating import Prune
 from django_taskclaim.querysets.scope import ClaimTarget
@@ -46,7 +45,7 @@ class Command(RowsCommand):
         try:
             old = Prune(older_than).condition(ClaimTarget.of(model, alias))
         except TypeError as error:
-            raise CommandError(str(error), returncode=USAGE) from error
+            raise UsageError(str(error)) from error
         which = f"complete, for more than {format_duration(older_than)}"
         verb = partial(PRUNE.verb, older_than=older_than)
         self.act(PRUNE, which, old, verb, warnings=list(_warnings(model)), **options)

@@ -18,11 +18,9 @@ from argparse import ArgumentParser
 from functools import partial
 from typing import Any
 
-from django.core.management.base import CommandError
-
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import LOSE, NAMED, RESET, RESUME_ROWS
-from django_taskclaim.management.base import USAGE
+from django_taskclaim.management.base import UsageError
 from django_taskclaim.management.rows import RowsCommand
 from django_taskclaim.querysets.scope import in_state
 from django_taskclaim.states import Status
@@ -41,7 +39,7 @@ class Command(RowsCommand):
     def handle(self, *, paused: bool, **options: Any) -> None:
         named = {Status(state): name for state, name in NAMED.items() if options[name]}
         if paused and named:
-            raise CommandError("--paused opens paused rows only; run it apart.", returncode=USAGE)
+            raise UsageError("--paused opens paused rows only; run it apart.")
         action = RESUME_ROWS if paused else RESET
         states = [*named] or [Status.PAUSED if paused else Status.FAILED]
         self.act(

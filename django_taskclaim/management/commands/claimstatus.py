@@ -23,12 +23,15 @@ Exit codes:
 
 import contextlib
 import json
+import operator
+import re
 import shutil
 import time
-from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from django.core.checks import WARNING
 from django.core.management.base import CommandError
@@ -41,8 +44,7 @@ from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment
 from django_taskclaim.handlers import handler_for
-from django_taskclaim.management.base import USAGE, ClaimCommand, Model, duration, lacking_of
-from django_taskclaim.management.figures import Condition, conditions, figures_of
+from django_taskclaim.management.base import ClaimCommand, Model, UsageError, duration, lacking_of
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.errors import last_errors
 from django_taskclaim.monitoring.overview import Overview, overview
@@ -66,6 +68,93 @@ WORKERS = ("NAME", "MODELS", "STATE", "HELD", "DONE", "FAILED", "SEEN", "UP")
 Look = tuple[Overview, list[str]]
 
 
+# The figures: what --fail-if compares and --format json contains. Their names and the grammar of conditions are part of
+# the interface: new ones may come, none goes, none changes its meaning.
+
+#: A number of rows or workers, a duration, or None where there is none of it.
+Figure = int | timedelta | None
+
+_FIGURES: Mapping[str, Callable[[Overview], Figure]] = {
+    "open": attrgetter("progress.open"),
+    "due": attrgetter("due"),
+    "waiting": attrgetter("waiting"),
+    "processing": attrgetter("progress.processing"),
+    "complete": attrgetter("progress.complete"),
+    "failed": attrgetter("progress.failed"),
+    "paused": attrgetter("progress.paused"),
+    "total": attrgetter("progress.total"),
+    "unfinished": lambda seen: seen.progress.total - seen.progress.finished,
+    "expired": attrgetter("expired"),
+    "throttles": lambda seen: len(seen.throttles),
+    "workers": lambda seen: len(seen.living),
+    "oldest_due": lambda seen: _age(seen, seen.due_since),
+    "oldest_expired": lambda seen: _age(seen, seen.expired_since),
+    "paused_for": lambda seen: _age(seen, seen.pause.paused_at if seen.pause else None),
+}
+FIGURES = tuple(_FIGURES)
+_AGES = ("oldest_due", "oldest_expired", "paused_for")
+
+
+def _age(seen: Overview, since: datetime | None) -> timedelta | None:
+    return None if since is None else max(seen.now - as_utc(since), timedelta(0))
+
+
+def figures_of(seen: Overview) -> dict[str, Figure]:
+    """Return all figures of one model."""
+    return {name: read(seen) for name, read in _FIGURES.items()}
+
+
+_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "=": operator.eq,
+    "!=": operator.ne,
+}
+
+
+class Condition(NamedTuple):
+    """One comparison of a figure with a number, or with an age."""
+
+    figure: str
+    sign: str
+    value: int | timedelta
+    text: str
+
+    def reason(self, figures: Mapping[str, Figure]) -> str:
+        """Return ``failed is 3 (failed>0)`` where the condition holds, else nothing; what is None fulfils none."""
+        found = figures[self.figure]
+        if found is None or not _COMPARISONS[self.sign](found, self.value):
+            return ""
+        shown = format_duration(found) if isinstance(found, timedelta) else f"{found:,}"
+        return f"{self.figure} is {shown} ({self.text})"
+
+
+def conditions(text: str) -> list[Condition]:
+    """Parse ``oldest_due>15m,failed>0``; ArgumentTypeError, in one sentence, for what is no condition."""
+    return [_condition("".join(part.split())) for part in text.split(",")]
+
+
+def _condition(text: str) -> Condition:
+    match = re.fullmatch(r"(\w+)([<>]=?|!?=)([\w.]+)", text)
+    if match is None:
+        raise ArgumentTypeError(
+            f"{text!r} is no condition; write failed>0, or several as in oldest_due>15m,workers<1"
+        )
+    figure, sign, value = match.groups()
+    if figure not in FIGURES:
+        raise ArgumentTypeError(f"there is no figure {figure!r}; there are {', '.join(FIGURES)}")
+    if figure in _AGES:
+        return Condition(figure, sign, timedelta(0) if value == "0" else duration(value), text)
+    if not (value.isascii() and value.isdecimal()):
+        raise ArgumentTypeError(f"{figure} is compared with a whole number, not {value!r}")
+    return Condition(figure, sign, int(value), text)
+
+
+# The command
+
+
 class Command(ClaimCommand):
     help = __doc__
 
@@ -87,8 +176,9 @@ class Command(ClaimCommand):
         is_json = options["format"] == "json"
         if options["watch"] is not None:
             if asked or is_json or not self.stdout.isatty():
-                text = "--watch needs a terminal to draw on, and no --format or --fail-if."
-                raise CommandError(text, returncode=USAGE)
+                raise UsageError(
+                    "--watch needs a terminal to draw on, and no --format or --fail-if."
+                )
             with contextlib.suppress(KeyboardInterrupt):
                 self._watch(options["watch"])
             return

@@ -46,6 +46,7 @@ from django_taskclaim.handlers import models_with_handler
 from django_taskclaim.management.base import (
     ClaimCommand,
     Model,
+    UsageError,
     add_filters,
     duration,
     lacking_of,
@@ -103,12 +104,13 @@ class Command(ClaimCommand):
         super().run_from_argv(argv)
 
     def handle(self, *, models: list[Any], in_process: bool, **options: Any) -> None:
-        _refuse(_faults(models))
+        if faults := _faults(models):
+            raise UsageError("\n".join(faults))
         _refuse_platform(in_process)
         using, *more = sorted({alias for _, alias in self.where})
         if more:
             text = f"These models live on {using}, {', '.join(more)}"
-            _refuse([f"{text}; start a worker for each, or name one --database."])
+            raise UsageError(f"{text}; start a worker for each, or name one --database.")
         known = {one.name for one in fields(WorkerOptions)}
         given = {name: value for name, value in options.items() if name in known and value}
         limit: timedelta | None = options["max_time"]
@@ -126,7 +128,7 @@ class Command(ClaimCommand):
         try:
             where = [(handler.model, using) for handler in worker.handlers()]
         except LookupError as error:
-            raise CommandError(str(error), returncode=ExitCode.USAGE) from error
+            raise UsageError(str(error)) from error
         log_to_console(worker.verbosity)
         run_unless_stopped(partial(refuse_missing_tables, where))
         if in_process:
@@ -168,23 +170,22 @@ def _faults(models: Sequence[Any]) -> list[str]:
 def refuse_missing_tables(where: Sequence[tuple[Any, str]]) -> None:
     """Raise CommandError where the databases lack tables; a worker starts although its database is away."""
     try:
-        _refuse(lacking_of(where), ExitCode.CUT_SHORT)
+        if lacking := lacking_of(where):
+            raise CommandError("\n".join(lacking), returncode=ExitCode.CUT_SHORT)
     finally:
         connections.close_all()
 
 
-def _refuse(sentences: Sequence[str], code: ExitCode = ExitCode.USAGE) -> None:
-    if sentences:
-        raise CommandError("\n".join(sentences), returncode=code)
-
-
 def _refuse_platform(in_process: bool) -> None:
     if not in_process and not hasattr(signal, "pthread_sigmask"):
-        _refuse([f"This platform ({sys.platform}) supervises no processes; add --in-process."])
+        raise UsageError(
+            f"This platform ({sys.platform}) supervises no processes; add --in-process."
+        )
     try:
         threading.Thread(target=int).start()
     except RuntimeError as error:
-        _refuse([f"A worker needs threads: {error}. Use claim_batch() or take(), which need none."])
+        text = f"A worker needs threads: {error}. Use claim_batch() or take(), which need none."
+        raise UsageError(text) from error
 
 
 def holder_name(text: str) -> str:
