@@ -47,10 +47,12 @@ from django_taskclaim.querysets.failing import fail_unreadable, release
 from django_taskclaim.querysets.instances import bare, build, claimed_by, like, read_again
 from django_taskclaim.querysets.isolating import (
     Bad,
-    RefusedRows,
+    is_of_a_row,
     is_unreadable,
     isolate_unreadable,
+    refusals,
     remembered,
+    send_around,
     without_refused,
 )
 from django_taskclaim.querysets.scope import (
@@ -112,7 +114,7 @@ class ClaimCall:
     #: Whether each statement commits by itself.
     autocommits: bool = field(init=False)
     #: Set once an error may be of single rows, which are then claimed apart from the others.
-    refused: RefusedRows | None = None
+    goes_around: bool = False
     #: Rows that cannot be read, as instances with a key and a claim, each with its error.
     unreadable: list[Bad[models.Model]] = field(default_factory=list)
 
@@ -273,7 +275,7 @@ def _instances(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[models.Mo
 def _read(call: ClaimCall, claims: Sequence[Claim]) -> list[models.Model]:
     """Read the rows claimed; after an error, those that cannot be read are put aside."""
     by_key = {one.pk: one for one in claims}
-    if call.refused is not None:
+    if call.goes_around:
         read = partial(read_again, call.queryset, call.target)
         for key, error in isolate_unreadable([*by_key], read, like(call.queryset, call.target)):
             call.unreadable.append(Bad(bare(call.queryset.model, by_key.pop(key)), error))
@@ -309,14 +311,14 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
     may_have_committed = call.autocommits
     call.include_held = call.include_held or may_have_committed
     call.is_plain = call.autocommits = False
-    refused = call.refused = RefusedRows(call.target)
+    call.goes_around, target = True, call.target
     try:
-        is_of_writing = refused.is_of_a_row(error)
+        is_of_writing = is_of_a_row(target, error)
         if not is_of_writing and not is_unreadable(call.queryset, error):
             raise error
         rows = _claim(call)
-        has_claimed = rows or call.unreadable
-        if is_of_writing and not has_claimed and (refused.is_full or not refused.found):
+        found = rows or call.unreadable or refusals(target.model, target.alias, call.started)
+        if is_of_writing and not found:
             raise error
     except BaseException:
         if may_have_committed and not isinstance(error, AWAY):
@@ -395,7 +397,7 @@ def _in_order(target: ClaimTarget, rows: list[ClaimedRow]) -> list[ClaimedRow]:
 
 def _claim_from(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
     """Claim up to *limit* rows that *scan* finds."""
-    if call.counts_by_key or call.refused is not None:
+    if call.counts_by_key or call.goes_around:
         return _claim_chosen(call, scan, limit)
     return _send(call, _statement(call, scan), limit, scan)
 
@@ -424,11 +426,11 @@ def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key]) -> list[Claime
         return in_transaction(call.target, claim_part, part)
 
     for part in call.target.dialect.chunks(keys, call.target.table):
-        if call.refused is None:
-            rows += claim_part(part)
-        else:
-            for some in call.refused.send(part, claim_apart):
+        if call.goes_around:
+            for some in send_around(call.target, part, claim_apart):
                 rows += some
+        else:
+            rows += claim_part(part)
     return rows
 
 

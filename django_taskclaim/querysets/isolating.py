@@ -69,53 +69,52 @@ def bisect(
 
 # Rows that the database lets nobody write
 
-#: How many such rows one call finds.
+#: One call goes around fewer such rows.
 MOST_ROWS = 10
 
 
-class RefusedRows:
-    """Finds the rows that the database refuses to have written, by key, logs them and remembers them for a minute."""
+def send_around(
+    target: ClaimTarget,
+    keys: Sequence[Key],
+    attempt: Callable[[Sequence[Key]], R],
+    *,
+    raises: bool = True,
+) -> Iterator[R]:
+    """Yield what *attempt* returns for *keys* without those that are refused, which are logged and remembered.
 
-    def __init__(self, target: ClaimTarget) -> None:
-        self.target = target
-        self.found: list[Bad[Key]] = []
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no more rows are looked for."""
-        return len(self.found) >= MOST_ROWS
-
-    def send(self, keys: Sequence[Key], attempt: Callable[[Sequence[Key]], R]) -> Iterator[R]:
-        """Yield what *attempt* returns for *keys* without those that are refused; see ``bisect``."""
-        if self.is_full:
+    Where many are, this raises the error of the last one found, or ends. The next call leaves them out.
+    """
+    found = 0
+    for outcome in bisect(keys, attempt, partial(is_of_a_row, target)):
+        if not isinstance(outcome, Bad):
+            yield outcome
+            continue
+        found += 1
+        _remember(target, outcome.row, outcome.error)
+        if found == MOST_ROWS and raises:
+            raise outcome.error
+        if found == MOST_ROWS:
             return
-        for outcome in bisect(keys, attempt, self.is_of_a_row):
-            if not isinstance(outcome, Bad):
-                yield outcome
-                continue
-            self.found.append(outcome)
-            _remember(self.target, outcome.row, outcome.error)
-            if self.is_full:
-                return
 
-    def is_of_a_row(self, error: Exception) -> bool:
-        """Say whether *error* may be of single rows; a statement over no rows that fails, too, raises its own error."""
-        dialect, table = self.target.dialect, self.target.table
-        if (
-            not isinstance(error, DatabaseError)
-            # These are Django's own errors. They name rows of other tables, which may be many.
-            or isinstance(error, (ProtectedError, RestrictedError))
-            or contention_code(error) is not None
-            or not is_refusal(error)
-            # The whole transaction has failed.
-            or dialect.connection.needs_rollback
-        ):
-            return False
-        names = table.list_of(table.columns.owner._meta.local_concrete_fields)
-        with dialect.own_transaction():
-            dialect.wait_to_write(table)
-            dialect.fetch(sql("SELECT {} FROM {} WHERE 1 = 0", names, table.name))
-        return True
+
+def is_of_a_row(target: ClaimTarget, error: Exception) -> bool:
+    """Say whether *error* may be of single rows; a statement over no rows that fails, too, raises its own error."""
+    dialect, table = target.dialect, target.table
+    if (
+        not isinstance(error, DatabaseError)
+        # These are Django's own errors. They name rows of other tables, which may be many.
+        or isinstance(error, (ProtectedError, RestrictedError))
+        or contention_code(error) is not None
+        or not is_refusal(error)
+        # The whole transaction has failed.
+        or dialect.connection.needs_rollback
+    ):
+        return False
+    names = table.list_of(table.columns.owner._meta.local_concrete_fields)
+    with dialect.own_transaction():
+        dialect.wait_to_write(table)
+        dialect.fetch(sql("SELECT {} FROM {} WHERE 1 = 0", names, table.name))
+    return True
 
 
 #: How many seconds a refused row is left out.

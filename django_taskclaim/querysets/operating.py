@@ -20,7 +20,7 @@ from django_taskclaim.error_text import text_to_store
 from django_taskclaim.fields import NEVER_WAITED
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.failing import store_text
-from django_taskclaim.querysets.isolating import RefusedRows
+from django_taskclaim.querysets.isolating import send_around
 from django_taskclaim.querysets.scope import (
     AS_NEW,
     FAILED,
@@ -99,18 +99,15 @@ def in_chunks(
         return in_transaction(target, _write_chunk, target, matching, verb)
 
     left = rows = rows.order_by(*[field.attname for field in key])
-    total, search = 0, RefusedRows(target)
+    total = 0
     while limit is None or total < limit:
         most = min(conf.setting("CHUNK_SIZE"), dialect.chunk_size(table))
         size = most if limit is None else min(most, limit - total)
         keys = table.keys_of(dialect.first(left, table, size, key))
-        for written in search.send(keys, write):
+        for written in send_around(target, keys, write):
             total += written
         if progress is not None:
             progress(total)
-        if search.is_full:
-            # There may be more refused rows than one call finds.
-            raise search.found[-1].error
         if len(keys) < size:
             break
         left = rows.filter(pk__gt=keys[-1])

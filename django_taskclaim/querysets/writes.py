@@ -33,7 +33,7 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import SKIP, SQL, WAIT, Change, Key, Keys, OwnValues, sql
 from django_taskclaim.error_text import redact
 from django_taskclaim.exceptions import ClaimLost, CommitUnknown
-from django_taskclaim.querysets.isolating import RefusedRows
+from django_taskclaim.querysets.isolating import send_around
 from django_taskclaim.querysets.scope import ClaimTarget, Columns
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
@@ -405,8 +405,9 @@ def renew(given: Given, lease: timedelta | None = None) -> Renewed:
 
 def _renew_part(part: HeldRows, lease: timedelta, result: Renewed) -> None:
     """Renew what one statement takes, and add its rows to *result*."""
-    search, left = RefusedRows(part.target), dict(zip(part.keys, part.rows, strict=True))
-    for outcome in search.send(part.keys, partial(_send_renewal, part, lease)):
+    left, send = dict(zip(part.keys, part.rows, strict=True)), partial(_send_renewal, part, lease)
+    # Of many rows that are refused, a few are found each time. They keep no others from being renewed.
+    for outcome in send_around(part.target, part.keys, send, raises=False):
         for key, name in outcome.items():
             getattr(result, name).append(left.pop(key))
     result.refused.extend(left.values())

@@ -83,7 +83,7 @@ def test_an_error_of_all_rows_is_raised_and_blames_none(caplog: Any) -> None:
 
 
 def test_a_table_whose_first_rows_are_refused_is_claimed_from_after_a_few_errors() -> None:
-    """One call finds ten of them at most, and raises the error where it has claimed none."""
+    """One call finds ten of them at most, and then raises the error."""
     made = photos(40, *range(35))
     with refused(Photo):
         for _ in range(3):
