@@ -28,7 +28,7 @@ from django_taskclaim.claim import (
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.notify import call_workers
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost
-from django_taskclaim.fields import AnyField, RangeColumn, as_utc
+from django_taskclaim.fields import RangeColumn, as_utc
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.writes import lock_claims, raise_lost
 from django_taskclaim.states import Status
@@ -349,12 +349,11 @@ def claim_on(row: models.Model, using: str) -> Claim | None:
         return None
     columns = claim_columns(type(row))
     key = columns.key_of(row)
-    if claim.pk == key:
-        return claim
-    # The text "5" names the row 5.
-    with suppress(ValidationError):
-        return claim if claim.pk == columns.owner._meta.pk.to_python(key) else None
-    return None
+    if claim.pk != key:
+        # The text "5" names the row 5.
+        with suppress(ValidationError):
+            key = columns.owner._meta.pk.to_python(key)
+    return claim if claim.pk == key else None
 
 
 def prepare_new_row(row: models.Model) -> None:
@@ -362,28 +361,23 @@ def prepare_new_row(row: models.Model) -> None:
 
     Raises ClaimColumnError for a constructed row whose state is none.
     """
-    columns = claim_columns(type(row))
-    claim, ours = claim_of(row), columns.guarded
-    if not is_stored(row) and claim is None:
-        # The code that makes a range sets its bounds.
-        ours = [field for field in ours if not isinstance(field, RangeColumn)]
-        if not _names_a_claim(row, ours):
-            return
-    for field in ours:
-        row.__dict__[field.attname] = field.get_default()
-    if claim is not None and claim.pk != columns.key_of(row):
-        # A copy on another database has the same key: the instance still carries the claim of the row here.
-        detach(row)
-
-
-def _names_a_claim(row: models.Model, ours: Iterable[AnyField]) -> bool:
-    columns, own = claim_columns(type(row)), row.__dict__
+    columns, own, claim = claim_columns(type(row)), row.__dict__, claim_of(row)
     state = own.get(columns.status.attname, Status.OPEN)
     if state not in Status.values:
         raise ClaimColumnError(
             f"A new {row._meta.label} cannot be {state!r}, only open, paused, complete or failed."
         )
-    only_a_claim_writes = [one for one in ours if one not in (columns.status, columns.not_before)]
-    return state == Status.PROCESSING or any(
-        one.attname in own and own[one.attname] != one.get_default() for one in only_a_claim_writes
-    )
+    ours = columns.guarded
+    if not is_stored(row) and claim is None:
+        # The code that makes a range sets its bounds.
+        ours = [field for field in ours if not isinstance(field, RangeColumn)]
+        initial = (columns.status, columns.not_before)
+        others = [field for field in ours if field not in initial and field.attname in own]
+        is_default = all(own[field.attname] == field.get_default() for field in others)
+        if is_default and state != Status.PROCESSING:
+            return
+    for field in ours:
+        own[field.attname] = field.get_default()
+    if claim is not None and claim.pk != columns.key_of(row):
+        # A copy on another database has the same key: the instance still carries the claim of the row here.
+        detach(row)
