@@ -3,7 +3,6 @@
 One INSERT a batch, on the connection that changed the rows; an error is logged and changes nothing else.
 """
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -35,35 +34,24 @@ EVENTS: dict[Signal, str] = {
 }
 
 
-def _write(
-    sender: Any,
-    signal: Signal,
-    using: str,
-    *,
-    rows: Iterable[Any] = (),
-    keys: Sequence[object] = (),
-    holders: Sequence[str | None] = (),
-    error: object = None,
-    outcome: str = "",
-    act: str = "",
-    by: str = "",
-    **facts: Any,
-) -> None:
-    """Write what a signal says of the rows of *sender*, or of those with these *keys*, which nobody has loaded."""
+def _write(sender: Any, signal: Signal, using: str, **facts: Any) -> None:
+    """Write what a signal says of the rows of *sender*, or of those with these keys, which nobody has loaded."""
     if not is_kept(sender, using):
         return
-    event, detail = EVENTS[signal] or act, facts.get("to") or facts.get("reason", "")
-    if outcome:
-        detail, _columns = OUTCOMES[outcome]
+    event, detail = EVENTS[signal] or facts["act"], facts.get("to") or facts.get("reason", "")
+    if signal is signals.rows_expired:
+        detail, _columns = OUTCOMES[facts["outcome"]]
     elif signal is signals.rows_failed:
-        detail = one_line(*class_and_text(error))
+        detail = one_line(*class_and_text(facts["error"]))
     shared = {"model": scope_of(sender), "at": DatabaseNow(), "detail": storable(detail, 500)}
+    keys = facts.get("keys", ())
+    holders = facts.get("holders") or [facts.get("by", "")] * len(keys)
     found = [
         ClaimEvent(key=storable(str(key), 255), event=event, holder=holder or "", **shared)
-        for key, holder in zip(keys, holders or [by] * len(keys), strict=True)
+        for key, holder in zip(keys, holders, strict=True)
     ]
     status = claim_columns(sender).status.attname
-    for row in rows:
+    for row in facts.get("rows", ()):
         is_back = event == "failed" and row.__dict__.get(status) != Status.FAILED
         one = ClaimEvent(event="retried" if is_back else event, **shared)
         if claim := claim_of(row):
