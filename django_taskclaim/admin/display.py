@@ -17,10 +17,10 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.control.reading import history
 from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
+from django_taskclaim.holders import name_of
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Status
-from django_taskclaim.templatetags.taskclaim_admin import holder_text
 
 #: Open, but not due yet; and running with a lease that has ended.
 WAITING, EXPIRED = "waiting", "expired"
@@ -45,7 +45,7 @@ FACTS = "_taskclaim_facts"
 
 def look_at(rows: Iterable[models.Model], alias: str) -> None:
     """Read the claim columns of all rows of a page at one moment of the database's clock."""
-    now, name = database_time(alias), cache(holder_text)
+    now, name = database_time(alias), cache(name_of)
     for row in rows:
         row.__dict__[FACTS] = RowFacts(row, now, name)
 

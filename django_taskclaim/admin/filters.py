@@ -10,7 +10,7 @@ from typing import Any
 from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.views.main import ALL_VAR, ORDER_VAR, PAGE_VAR
 from django.core.paginator import Paginator
-from django.db import connections, models
+from django.db import models
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 from django.utils.html import format_html
@@ -19,7 +19,6 @@ from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.display import EXPIRED, STATES, WAITING
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db import dialect_for
 from django_taskclaim.monitoring.counts import count_rows
 from django_taskclaim.querysets.scope import in_state, is_expired, is_waiting
 from django_taskclaim.states import Status
@@ -118,16 +117,15 @@ def shows_all(request: HttpRequest) -> bool:
     return all(name in NARROWS_NOTHING or name.startswith(OURS) for name in request.GET)
 
 
-def order_of(model: type[models.Model], asked: Mapping[str, object], alias: str) -> list[str]:
+def order_of(model: type[models.Model], asked: Mapping[str, object]) -> list[str]:
     """Return the order in which the rows that the filters *asked* for are found without reading all; [] for any.
 
-    Where the claim index leaves out complete rows they are found by key: those at the front were claimed first.
+    Complete rows, which PostgreSQL's claim index leaves out, are found by key: those at the front were claimed first.
     """
     if not any(one.parameter_name in asked for one in FILTERS):
         return []
     columns = claim_columns(model)
-    by_key = asked.get(StateFilter.parameter_name) == Status.COMPLETE
-    if by_key and dialect_for(connections[alias]).leaves_out_complete:
+    if asked.get(StateFilter.parameter_name) == Status.COMPLETE:
         return [field.attname for field in columns.key]
     return columns.order
 

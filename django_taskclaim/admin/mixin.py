@@ -118,7 +118,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         Else a database that walks along the keys may read all of a large table to find the first hundred.
         """
         asked = super().get_ordering(request) or self.opts.ordering
-        return asked or order_of(self.model, request.GET, self.model._default_manager.db)
+        return asked or order_of(self.model, request.GET)
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         changes = super().get_changelist_instance(request)

@@ -12,11 +12,8 @@ from django_taskclaim.control.actions import what_was_done
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.holders import name_of
-from django_taskclaim.states import WORKER_MARK
 
 register = Library()
-
-_UNITS = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 
 
 @register.filter
@@ -27,14 +24,8 @@ def number(value: float) -> str:
 
 @register.filter
 def short(value: float) -> str:
-    """Return a number with three digits at most: ``950``, ``12.4 k``, ``1.24 M``; small ones in full."""
-    if value < 10_000:
-        return number(value)
-    size, unit = next(one for one in _UNITS if value >= one[0] * 0.9995)
-    scaled = value / size
-    places = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
-    text = _decimal(scaled, places)
-    return f"{text.rstrip('0').rstrip('.,٫') if places else text} {unit}"
+    """Return a number with three digits that mean something: ``12,400``; small ones in full."""
+    return number(value if value < 10_000 else float(f"{value:.3g}"))
 
 
 @register.filter
@@ -114,21 +105,6 @@ def ago(duration: timedelta) -> str:
     return _("%(time)s ago") % {"time": format_duration(duration)}
 
 
-@register.filter("holder")
-def holder_text(claimed_by: str) -> str:
-    """Return ``worker-3 on web-2`` of a worker's ``<name>@<host>[:<pid>]#<random>``; people have theirs."""
-    process, mark, _batch = claimed_by.partition(WORKER_MARK)
-    name, at, place = process.rpartition("@")
-    if not mark or not at:
-        return name_of(claimed_by)
-    host, _colon, pid = place.rpartition(":")
-    worker = _("process %(pid)s") % {"pid": name} if name.isdigit() else name
-    return _("%(worker)s on %(host)s") % {
-        "worker": worker,
-        "host": host if pid.isdigit() else place,
-    }
-
-
 #: The units of a chart; it is stretched to the width of the page. What is not nothing is at least LEAST high.
 WIDTH, HEIGHT, LEAST = 1000.0, 120.0, 3.0
 
@@ -153,3 +129,4 @@ def across(place: float) -> str:
 
 register.filter("duration", format_duration)
 register.filter("act_done", what_was_done)
+register.filter("holder", name_of)

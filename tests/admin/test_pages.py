@@ -57,7 +57,7 @@ def test_holder_lease_tries_and_error_are_shown_in_plain_words(
             r"Failed with LookupError 1 ",
             r"Reset failed rows Control room ",
             r"testapp.Photo is paused by eve since",
-            r"held by worker-3 on web-2, \d+ (min|s) left",
+            r"held by worker-3@web-2:811, \d+ (min|s) left",
             r"try 1 of 5",
             r"tried 1 of 5 next in \d min",
             r"lease ended 1 h ago",
@@ -85,7 +85,7 @@ def test_a_stored_history_is_shown_step_by_step(boss: Client) -> None:
         at = began + timedelta(seconds=seconds)
         ClaimEvent.objects.create(event=event, at=at, detail=detail, **facts)
     page = text_of(boss.get(address(Photo, "change", row.pk)))
-    for step in ("claimed by worker-1 on web-1", "lost by worker-1 on web-1, after 1 min 30 s"):
+    for step in ("claimed by worker-1@web-1:7", "lost by worker-1@web-1:7, after 1 min 30 s"):
         assert step in page
     assert "&lt;i&gt;gone" in page
 
