@@ -67,15 +67,14 @@ REFUSED = gettext_lazy("that the database refuses to have written (%(error)s)")
 class ActionForm(forms.Form):
     """Which rows an action shall change that it leaves alone unless they are named, and why."""
 
-    running = forms.BooleanField(
-        label=gettext_lazy("Take running rows from their holders"),
-        error_messages={"required": gettext_lazy("Tick this, or they stay with their holders.")},
-    )
+    running = forms.BooleanField(label=gettext_lazy("Take running rows from their holders"))
     complete = forms.BooleanField(label=gettext_lazy("Include rows that are complete"))
     reason = forms.CharField(
         label=gettext_lazy("Reason"),
         max_length=500,
-        help_text=gettext_lazy("For everybody who looks later; it is kept in the record."),
+        help_text=gettext_lazy(
+            "It is kept in the record, and is the error of a row that is failed."
+        ),
     )
 
     def __init__(self, *args: Any, action: Action, states: Collection[str], **options: Any):
@@ -86,8 +85,6 @@ class ActionForm(forms.Form):
             if state not in states or not action.takes(state):
                 del self.fields[name]
         self.fields["reason"].required = action.stores_reason
-        if action.stores_reason:
-            self.fields["reason"].help_text = _("It is stored as the error of each row.")
 
 
 class ClaimActions(OperatePermission):
@@ -113,13 +110,6 @@ class ClaimActions(OperatePermission):
         """Return the address of the list, filtered as it was."""
         kept = request.GET.get(FILTERS_KEPT, request.GET.urlencode())
         return self.claim_address("changelist") + (f"?{kept}" if kept else "")
-
-    def claim_crumbs(self, request: HttpRequest) -> list[Crumb]:
-        """Return the way from the index to the list."""
-        app, site = self.opts.app_config, self.admin_site.name
-        home = reverse("admin:app_list", args=[app.label], current_app=site)
-        name = capfirst(str(self.opts.verbose_name_plural))
-        return [Crumb(str(app.verbose_name), home), Crumb(name, self.claim_list_address(request))]
 
     # The buttons
 
@@ -185,8 +175,8 @@ class ClaimActions(OperatePermission):
 
         *hidden* is how they were chosen, or what the page has shown of them, see ``confirm``.
         """
-        back, crumbs = self.claim_list_address(request), self.claim_crumbs(request)
-        name = str(self.opts.verbose_name_plural)
+        back, name = self.claim_list_address(request), str(self.opts.verbose_name_plural)
+        crumbs = [Crumb(capfirst(name), back)]
         if row is not None:
             name, page = Truncator(str(row)).chars(60), self.claim_address("change", quote(row.pk))
             crumbs.append(Crumb(name, page))
@@ -270,9 +260,7 @@ def run_action(
                 is_over = False
                 break
             key = str(part[0]) if len(part) == 1 and not changed else ""
-            mine = part
-            if may is not None:
-                mine = [row.pk for row in chosen.filter(pk__in=part) if may(row)]
+            mine = part if may is None else permitted(chosen, part, may)
             changed.append(0)
             progress = partial(changed.__setitem__, -1)
             action.run(reached.filter(pk__in=mine), named, reason, progress=progress)
@@ -291,11 +279,15 @@ def run_action(
             facts: dict[str, Any] = {"by": request.user, "reason": reason, "using": rows.db}
             record_action(rows.model, action.name, rows=number_of_rows, key=key, **facts)
     level = messages.SUCCESS if sum(changed) else messages.WARNING
-    sentences = [action.result(sum(changed), rows.model), how_it_ended(trouble, left, is_over)]
-    messages.add_message(
-        request, messages.ERROR if trouble else level, " ".join(sentences).rstrip()
-    )
+    result, ending = action.result(sum(changed), rows.model), how_it_ended(trouble, left, is_over)
+    text = f"{result} {ending}".rstrip()
+    messages.add_message(request, messages.ERROR if trouble else level, text)
     return is_over
+
+
+def permitted(rows: Rows, keys: list[Any], may: Callable[[Any], bool]) -> list[Any]:
+    """Return the keys among these of *rows* that the user *may* act on."""
+    return [row.pk for row in rows.filter(pk__in=keys) if may(row)]
 
 
 def how_it_ended(trouble: str, left: Counter[str], is_over: bool) -> str:
