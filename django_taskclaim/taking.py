@@ -110,10 +110,7 @@ def _lock(queryset: models.QuerySet[M], limit: int, target: Target, *, deleting:
     if queryset.query.is_empty():
         return []
     candidates = in_claim_order(on_claim_table(queryset, target), queryset, target)
-    locked = target.dialect.lock_first(
-        candidates, target.table, limit, target.columns.key, deleting=deleting
-    )
-    keys = target.table.keys_of(locked)
+    keys = target.dialect.lock_first(candidates, target.table, limit, deleting=deleting)
     # MySQL and MariaDB lock by key, so they may lock both rows of one.
     _refuse_shared_keys(target, len(keys), len(set(keys)))
     by_key: dict[Key, M] = {}

@@ -307,16 +307,16 @@ class Dialect(Session):
         return [] if statement is None else table.python_rows(fields, self.fetch(statement))
 
     def lock_first(
-        self, queryset: Rows, table: KeyTable, limit: int, fields: Fields, *, deleting: bool = False
-    ) -> list[Row]:
-        """Lock the first *limit* rows of *queryset* that nobody else has locked, and return *fields* of each.
+        self, queryset: Rows, table: KeyTable, limit: int, *, deleting: bool = False
+    ) -> list[Key]:
+        """Lock the first *limit* rows of *queryset* that nobody else has locked, and return their keys.
 
         Only its ordering may join other tables. *deleting* says that the rows are to go.
         """
-        rows = self.compiled(queryset, limit, fields)
+        rows = self.compiled(queryset, limit, table.columns.key)
         if rows is None:
             return []
-        return table.python_rows(fields, self.fetch(self.locking(rows, table, deleting=deleting)))
+        return table.python_keys(self.fetch(self.locking(rows, table, deleting=deleting)))
 
     def locking(self, rows: SQL, table: KeyTable, *, deleting: bool = False) -> SQL:
         """Let a SELECT lock the rows of *table* that it returns, and pass over those that somebody has locked."""
@@ -333,7 +333,6 @@ class Dialect(Session):
         fields: Fields,
         condition: SQL,
         lock: str = "",
-        limit: int | None = None,
     ) -> list[Row]:
         """Return *fields* of the rows that match, by key.
 
@@ -345,12 +344,11 @@ class Dialect(Session):
                 self.wait_to_write(table)
             lock = ""
         statement = sql(
-            "SELECT {} FROM {} WHERE {} ORDER BY {}{}{}",
+            "SELECT {} FROM {} WHERE {} ORDER BY {}{}",
             table.shown(fields),
             self.update_target(table) if lock else table.name,
             condition,
             table.key_list,
-            "" if limit is None else f" LIMIT {limit}",
             f" {self.lock_clause}{lock}" if lock else "",
         )
         return table.python_rows(fields, self.fetch(statement))

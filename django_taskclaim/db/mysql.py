@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 
 from django.db import Error, NotSupportedError, OperationalError
@@ -16,6 +15,7 @@ from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import KeyColumns
 from django_taskclaim.db.base import (
+    CANDIDATES,
     NAMED_LEASES,
     ClaimedRow,
     ClaimStatement,
@@ -29,12 +29,10 @@ from django_taskclaim.db.sql import (
     SQL,
     VALUES,
     Change,
-    Fields,
     Key,
     Keys,
     KeyTable,
     Raw,
-    Row,
     Rows,
     both,
     real_name,
@@ -55,7 +53,7 @@ NO_SUCH_THREAD = 1094
 
 
 class MySQL(Dialect):
-    """A claim that sorts locks every row it sorts, so nothing here locks in any order but the key's.
+    """A SELECT that sorts locks every row it sorts, so nothing here locks rows that it puts in order.
 
     All row locks are taken through the primary key: claims that lock index entry then row, beside completions that
     lock row then index entry, deadlock.
@@ -71,11 +69,8 @@ class MySQL(Dialect):
     # A comparison of rows is an index range for equality only.
     seeks_row_values = False
 
-    #: Candidates read for each row still wanted; those that other claims have just locked are passed over.
+    #: Candidates read for each row wanted; those that other claims have just locked are passed over.
     LOOK_AHEAD = 4
-    #: After so many statements a claim locks rows in key order among those read ahead: beside many other claims nearly
-    #: all rows are taken, and one statement for each row that is still wanted would take too long.
-    IN_ORDER = 32
 
     @property
     def autocommits_read_committed(self) -> bool:
@@ -175,19 +170,14 @@ class MySQL(Dialect):
 
     def _lock_and_claim(self, statement: ClaimStatement, values: Values) -> list[Key]:
         """Lock the first rows that nobody else has, claim them, and return their keys."""
-        table, limit = statement.table, values["limit"]
-        rows = self._lock_chosen(
-            table,
+        table = statement.table
+        candidates, condition = (
             bind(statement.candidates, values),
             bind(statement.condition, values),
-            limit,
-            table.columns.key,
-            look=limit * self.LOOK_AHEAD,
-            stops=statement.simple,
         )
-        if not rows:
+        keys = self._lock_chosen(table, candidates, condition, values["limit"])
+        if not keys:
             return []
-        keys = table.keys_of(rows)
         change = Change([bind(statement.assignments, values)])
         written = self.write(table, keys, change, bind(statement.claimable, values))
         if not written:
@@ -201,58 +191,45 @@ class MySQL(Dialect):
         return keys
 
     def lock_first(
-        self, queryset: Rows, table: KeyTable, limit: int, fields: Fields, *, deleting: bool = False
-    ) -> list[Row]:
+        self, queryset: Rows, table: KeyTable, limit: int, *, deleting: bool = False
+    ) -> list[Key]:
         candidates = self.compiled(queryset, None, table.columns.key)
         condition = table.where_of(queryset)
         if candidates is None or condition is None:
             return []
-        # Many callers take rows at once, and have locked the first ones.
-        look = limit * self.LOOK_AHEAD
-        return self._lock_chosen(table, candidates, condition, limit, fields, look=look)
+        return self._lock_chosen(table, candidates, condition, limit)
 
     def _lock_chosen(
-        self,
-        table: KeyTable,
-        candidates: SQL,
-        condition: SQL,
-        limit: int,
-        fields: Fields,
-        *,
-        look: int,
-        stops: bool = False,
-    ) -> list[Row]:
-        """Lock up to *limit* rows, the first that nobody else has, and return *fields* of each.
+        self, table: KeyTable, candidates: SQL, condition: SQL, limit: int
+    ) -> list[Key]:
+        """Lock up to *limit* rows, the first that nobody else has, and return their keys.
 
-        *candidates* is the SELECT of their keys in order, and *condition* must still be true of one that is locked.
-        *look* keys are read at first, and more as long as others have too many of them. A statement that *stops* when
-        it has all rows wanted may be given more keys; one with a subquery may sort, and so lock them all. Where
-        ``IN_ORDER`` statements were not enough, those with the lowest of the keys read ahead go first.
+        *candidates* is the SELECT of their keys in order, which locks nothing, and *condition* must still be true of
+        one that is locked. The join takes one candidate after the other, finds its row by key, and ends when it has
+        all that are wanted, so no other row is locked. More candidates are read where others have too many of them.
         """
-        locked: list[Row] = []
-        tried: set[Key] = set()
-        statements = 0
+        locked: dict[Key, None] = {}
+        look = limit * self.LOOK_AHEAD
         while True:
-            keys = table.python_keys(self.fetch(sql("{} LIMIT {}", candidates, str(look))))
+            first = sql("{} LIMIT {}", candidates, str(look))
+            new = sql("NOT ({})", table.keyed([*locked])) if locked else None
+            # STRAIGHT_JOIN also keeps a subquery of the condition from coming before the candidates.
+            statement = sql(
+                "SELECT STRAIGHT_JOIN {} FROM ({}) {} JOIN {} ON {} WHERE {} LIMIT {} {}{}",
+                table.key_list,
+                first,
+                CANDIDATES,
+                self.update_target(table),
+                table.same_key(CANDIDATES, table.key),
+                both(condition, new),
+                str(limit - len(locked)),
+                self.lock_clause,
+                SKIP,
+            )
             # A join in the order may show a key more than once.
-            fresh = [key for key in dict.fromkeys(keys) if key not in tried]
-            while fresh and len(locked) < limit:
-                wanted = limit - len(locked)
-                many = wanted
-                if stops and statements:
-                    in_order = _ascending(fresh[: self.MOST_KEYS], table)
-                    some = in_order if statements < self.IN_ORDER else look // self.LOOK_AHEAD
-                    many = max(wanted, some)
-                many = min(many, self.MOST_KEYS)
-                part, fresh = fresh[:many], fresh[many:]
-                tried.update(part)
-                statements += 1
-                # Of more keys than are wanted the lowest come first: reading stops there, so no other row is locked.
-                still = both(table.keyed(part), condition)
-                most = wanted if len(part) > wanted else None
-                locked += self.select(table, fields, still, SKIP, limit=most)
-            if len(locked) == limit or len(keys) < look:
-                return locked
+            locked |= dict.fromkeys(table.python_keys(self.fetch(statement)))
+            if len(locked) >= limit or len(self.fetch(first)) < look:
+                return [*locked]
             look *= self.LOOK_AHEAD
 
     def _update_limit(self, statement: ClaimStatement, values: Values) -> list[Key]:
@@ -344,11 +321,3 @@ def restoring_setting(dialect: Dialect, name: str) -> Iterator[None]:
         if dialect.connection.connection is session:
             with suppress(Error):
                 dialect.run(SQL(f"SET SESSION {name} = {before}"))
-
-
-def _ascending(keys: Keys, table: KeyTable) -> int:
-    """Return how many of *keys*, from the first on, stand in an order that the database, too, is sure to have."""
-    # A table that Django has not made may have a NULL there.
-    if not table.has_plain_key or set(map(type, keys)) != {int}:
-        return 1
-    return next((n for n, (one, other) in enumerate(pairwise(keys), 1) if one >= other), len(keys))
