@@ -39,7 +39,7 @@ from django_taskclaim.monitoring.counts import MOST
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.states import Status
-from django_taskclaim.templatetags.taskclaim_admin import number
+from django_taskclaim.templatetags.taskclaim import number
 
 Rows = ClaimQuerySet[Any]
 #: As the templates of django-admin-actions draw them.

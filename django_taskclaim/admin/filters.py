@@ -22,7 +22,7 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.monitoring.counts import count_rows
 from django_taskclaim.querysets.scope import in_state, is_expired, is_waiting
 from django_taskclaim.states import Status
-from django_taskclaim.templatetags.taskclaim_admin import number, short
+from django_taskclaim.templatetags.taskclaim import number, short
 
 #: What the parameters of our filters begin with, and those of Django's that leave all rows in the list.
 OURS, NARROWS_NOTHING = "claim_", (ORDER_VAR, PAGE_VAR, ALL_VAR, "_facets")

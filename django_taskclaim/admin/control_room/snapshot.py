@@ -44,7 +44,7 @@ from django_taskclaim.querysets import Progress
 from django_taskclaim.ranges import RowCounts, row_counts
 from django_taskclaim.states import Status
 from django_taskclaim.switch import describe_pause
-from django_taskclaim.templatetags.taskclaim_admin import clock, number
+from django_taskclaim.templatetags.taskclaim import clock, number
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 

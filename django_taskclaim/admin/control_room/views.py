@@ -77,7 +77,7 @@ from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import Summary, database_time, workers
 from django_taskclaim.switch import claimable_models
-from django_taskclaim.templatetags.taskclaim_admin import number
+from django_taskclaim.templatetags.taskclaim import number
 
 TEMPLATES = "admin/taskclaim/control_room"
 

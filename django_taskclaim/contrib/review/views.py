@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.contrib.auth import get_permission_codename
 from django.contrib.auth.mixins import PermissionRequiredMixin
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
-from django.db import models, transaction
+from django.db import transaction
 from django.forms import BoundField
 from django.http import (
     Http404,
@@ -28,10 +28,9 @@ from django.views.generic.list import MultipleObjectMixin
 
 from django_taskclaim.claim import carried_claim
 from django_taskclaim.connecting import in_no_transaction
-from django_taskclaim.contrib.review.templatetags.taskclaim import claim_column, clock_time
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.holders import holder_of, name_of
-from django_taskclaim.states import Status, Token
+from django_taskclaim.states import Token
 
 if TYPE_CHECKING:
     _Many = MultipleObjectMixin[Any]
@@ -276,10 +275,8 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         form = self.get_form() if was_sent else None
         context = {
             "row": row,
-            "outcome": outcome_of(row, self.holder()),
             "form": form,
             "differing": [] if form is None else [one.name for one in form if differs(one)],
-            "may_take": row is not None and claim_column(row, "status") == Status.OPEN,
             "back": self.success_url or "",
             "view": self,
         }
@@ -290,27 +287,3 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
 def differs(field: BoundField) -> bool:
     """Say whether what was sent in a field is not what is stored; browsers write other line ends than programs."""
     return str(field.value() or "").split() != str(field.initial or "").split()
-
-
-def outcome_of(row: models.Model | None, asked_by: str) -> str:
-    """Say to the holder *asked_by* who holds the stored *row*, or what became of it; None is a row that is gone."""
-    if row is None:
-        return _("It is gone.")
-    status, holder = claim_column(row, "status"), claim_column(row, "claimed_by")
-    since, ended = claim_column(row, "claimed_at"), claim_column(row, "completed_at")
-    if status == Status.PROCESSING and holder == asked_by:
-        text = _("You have held it again since %(since)s: open it again.")
-    elif status == Status.PROCESSING:
-        text = _("%(name)s has held it since %(since)s, with a lease until %(until)s.")
-    elif status == Status.COMPLETE:
-        text = _("%(name)s finished it at %(ended)s.")
-    elif status == Status.OPEN:
-        text = _("It was put back, and nobody holds it now.")
-    else:
-        text = _("It was set aside or given up, and nobody works on it.")
-    return text % {
-        "name": name_of(holder) or _("Somebody"),
-        "since": clock_time(since) or "?",
-        "until": clock_time(claim_column(row, "expires_at")) or "?",
-        "ended": clock_time(ended or since) or "?",
-    }

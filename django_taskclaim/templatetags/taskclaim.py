@@ -1,13 +1,15 @@
-"""Numbers, durations and moments as the reader's language writes them: filters of the admin's templates."""
+"""``{% load taskclaim %}``: claim columns, and numbers, durations and moments as the reader's language writes them."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.template import Library
 from django.utils import formats, timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import what_was_done
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
@@ -68,9 +70,16 @@ def _decimal(value: float, places: int) -> str:
 
 
 @register.filter
-def clock(value: datetime) -> str:
-    """Return ``14:02``, with the day where that is not today."""
-    return _with_day(value, "H:i")
+def claim_column(row: Any, role: str) -> Any:
+    """Return what the row has in its claim column of this role, such as ``expires_at``; None without such a column."""
+    field = getattr(claim_columns(type(row)), role)
+    return None if field is None else getattr(row, field.attname)
+
+
+@register.filter
+def clock(value: datetime | None) -> str:
+    """Return ``14:02``, with the day where that is not today; "?" for none."""
+    return "?" if value is None else _with_day(value, "H:i")
 
 
 @register.filter
