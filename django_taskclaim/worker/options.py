@@ -154,8 +154,8 @@ class BatchSize:
     """The size of the next claim of one model's rows in one process, learnt from how long its rows took.
 
     A size given by an override, the command line, the handler or the settings is the most, for rows of any duration.
-    Elsewhere the first claim asks for the default, and each one may ask for twice as many as the one before. What a
-    batch handler takes says little of one row, so its size stays what it is.
+    Elsewhere the first claim asks for the default, and later ones for what TARGET suffices for. What a batch handler
+    takes says little of one row, so its size stays what it is.
     """
 
     def __init__(self, handler: Handler, threads: int) -> None:
@@ -164,7 +164,6 @@ class BatchSize:
         self._abreast = handler.concurrency if handler.is_async else threads
         #: Seconds that one row takes; None before the first.
         self._each: float | None = None
-        self._last = handler.batch_size
 
     def note(self, rows: int, seconds: float) -> None:
         """Note that so many rows were done in so many seconds, all together."""
@@ -177,14 +176,13 @@ class BatchSize:
     def most(self, stored: int | None, lease: timedelta | None = None) -> int:
         """Return how many rows to ask for, at least one; *stored* and *lease* are overrides."""
         handler = self._handler
-        is_given = bool(stored or handler.own_batch_size) or conf.is_given("BATCH_SIZE")
         size = stored or handler.batch_size
-        if self._each and not handler.batch:
-            if not is_given and not handler.has_ranges:
-                size = min(LARGEST, 2 * self._last, self._within(TARGET))
-            size = max(1, min(size, self._within((lease or handler.lease) / 3)))
-        self._last = size
-        return size
+        if not self._each or handler.batch:
+            return size
+        is_given = bool(stored or handler.own_batch_size) or conf.is_given("BATCH_SIZE")
+        if not is_given and not handler.has_ranges:
+            size = min(LARGEST, self._within(TARGET))
+        return max(1, min(size, self._within((lease or handler.lease) / 3)))
 
     def _within(self, time: timedelta) -> int:
         """Return how many rows can be done in that time."""

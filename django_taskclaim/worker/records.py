@@ -72,34 +72,6 @@ def _timing(seconds: float, ran: float | None) -> str:
     return handler + statement
 
 
-def failed(
-    row: models.Model,
-    seconds: float,
-    error: str,
-    text: str,
-    *,
-    ran: float,
-    final: bool,
-    raised: BaseException | None = None,
-) -> None:
-    """Record that a row failed after its handler ran so many seconds, and whether it is tried again.
-
-    Class and text are those that ``class_and_text`` returns.
-    """
-    changed(
-        "failed",
-        [row],
-        seconds,
-        level=logging.ERROR if final else logging.WARNING,
-        why=f"{one_line(error, text).rstrip('.')}; {'no try is left' if final else 'it is put back and tried again'}",
-        raised=raised,
-        ran=ran,
-        error=error,
-        told=text[:200],
-        final=final,
-    )
-
-
 def watch(rows: Iterable[models.Model]) -> None:
     """Let this worker log the loss of these claims; the verb that notices a loss knows less of it."""
     for claim in carried_claims(rows):
@@ -131,12 +103,6 @@ def broken(what: str, error: BaseException | str, **facts: object) -> None:
     raised = error if isinstance(error, BaseException) else None
     said = what if raised else f"{what}: {describe(error)}"
     log(logger, logging.ERROR, "%s", said, raised=raised, extra=facts)
-
-
-def unrecorded(row: models.Model, error: BaseException) -> None:
-    """Log that the database refuses to store even the failure or the release of a row; nothing more is written."""
-    what = "its outcome could not be stored, and it stays as it is until its lease ends"
-    broken(f"{named(row)}: {what}", error, event="unrecorded", keys=[_key(row)])
 
 
 def summary(name: str, counters: Counters, held: int) -> None:

@@ -4,6 +4,7 @@ It runs in the claimer's thread, on a connection where no code of the user's run
 that is frozen in the middle of a completion, on MySQL too, and nobody waits for a row that somebody has locked.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ from django_taskclaim.connecting import (
 )
 from django_taskclaim.contention import Meaning, meaning_of
 from django_taskclaim.db import dialect_for
-from django_taskclaim.error_text import class_and_text, text_to_store
+from django_taskclaim.error_text import class_and_text, one_line, text_to_store
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets.failing import fail, release, stop_everyone
 from django_taskclaim.querysets.isolating import Bad, bisect
@@ -42,11 +43,9 @@ from django_taskclaim.worker.records import (
     Limited,
     broken,
     changed,
-    failed,
     logger,
     lost,
     named,
-    unrecorded,
 )
 
 #: Seconds until a result that has met a lock is tried again.
@@ -221,7 +220,10 @@ class Writer:
             result.outcome, held.error = judged(held.row, error), error
             self._write(result)
         else:
-            unrecorded(held.row, error)
+            # Not even its failure or its release can be stored.
+            what = "its outcome could not be stored, and it stays as it is until its lease ends"
+            key = str(held.claim.pk)
+            broken(f"{named(held.row)}: {what}", error, event="unrecorded", keys=[key])
             self._let_go(result, [held])
 
     def _log_lost(self, result: Result, rows: Iterable[HeldRow]) -> None:
@@ -301,7 +303,19 @@ class Writer:
         final = row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED
         self.counters.count_error(type(row), f"{name}: {text}" if name else text, final=final)
         self.counters.count_times(type(row), "ran", [held.ran])
-        failed(row, seconds, name, text, ran=held.ran, final=final, raised=raised)
+        after = "no try is left" if final else "it is put back and tried again"
+        changed(
+            "failed",
+            [row],
+            seconds,
+            level=logging.ERROR if final else logging.WARNING,
+            why=f"{one_line(name, text).rstrip('.')}; {after}",
+            raised=raised,
+            ran=held.ran,
+            error=name,
+            told=text[:200],
+            final=final,
+        )
 
 
 class _Search:
