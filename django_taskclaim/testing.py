@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 from asgiref.sync import async_to_sync, sync_to_async
@@ -69,9 +70,9 @@ def run_due(
     if handler.is_async:
         handler = replace(handler, function=async_to_sync(handler.function))
     inflight, counters = InFlight(), Counters()
-    running = _Inline(alias, inflight, cast(LeaseKeeper, _NoKeeper), None)
+    running = _Inline(alias, inflight, cast(LeaseKeeper, _NO_KEEPER), None)
     sizes = {handler.model: BatchSize(handler, threads=1)}
-    writer = Writer(alias, inflight, counters, sizes, _NoKeeper.was_away_since)
+    writer = Writer(alias, inflight, counters, sizes, _is_never_away)
     run: list[HeldRow] = []
     #: Each row once, even if it comes back due at once.
     had: list[Key] = []
@@ -122,14 +123,12 @@ async def arun_due(
 _NEVER = threading.Event()
 
 
-class _NoKeeper:
-    """What stands in for a worker's lease keeper: nothing is renewed, and the database is never away."""
+def _is_never_away(moment: float) -> bool:
+    return False
 
-    @staticmethod
-    def was_away_since(moment: float) -> bool:
-        return False
 
-    troubled_since = was_away_since
+#: What stands in for a worker's lease keeper: nothing is renewed, and the database is never away.
+_NO_KEEPER = SimpleNamespace(was_away_since=_is_never_away, troubled_since=_is_never_away)
 
 
 class _Inline(Running):

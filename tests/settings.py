@@ -140,7 +140,7 @@ if log := os.environ.get("TASKCLAIM_TEST_LOG"):
         "version": 1,
         "disable_existing_loggers": False,
         "handlers": {"json": {"class": "tests.jsonlog.JsonLines", "path": log}},
-        "loggers": {"django_taskclaim": {"handlers": ["json"], "level": "INFO"}},
+        "loggers": {"django_taskclaim": {"handlers": ["json"], "level": "DEBUG"}},
     }
 
 TASKCLAIM = {

@@ -3,6 +3,7 @@
 What it has done is a row for each minute and model, however many rows of the model there were.
 """
 
+import signal
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -116,7 +117,7 @@ def _drain(service: Service) -> None:
 #: What each of the commands does in the process that it was given to.
 _DOING: dict[str, Callable[[Service], object]] = {
     "drain": _drain,
-    "stop": lambda service: service.stop_asked.set(),
+    "stop": lambda service: signal.raise_signal(signal.SIGTERM),
     "release": lambda service: service.inflight.put_back(),
 }
 

@@ -79,6 +79,5 @@ class CircuitBreaker:
         """Rest, twice as long as the last time if that was not long ago."""
         rests = min(2**self._trips, LONGEST_REST)
         self.state = ThrottleState(reason, clock() + self._rest * rests, gives_back=True)
-        # Bounded, for the power grows without an end.
-        self._trips = min(self._trips + 1, LONGEST_REST)
+        self._trips += 1
         self._begin_to_count()

@@ -81,12 +81,11 @@ class Sql:
 
 
 def loaded(entry: Any) -> Check:
-    """Return the check that an entry names: it itself, what its dotted path leads to, an instance of a class.
+    """Return the check that an entry names: it itself, or what its dotted path leads to.
 
     Raises ImportError for a path that leads nowhere and TypeError for what cannot be called.
     """
-    found = import_string(entry) if isinstance(entry, str) else entry
-    check: Check = found() if isinstance(found, type) else found
+    check: Check = import_string(entry) if isinstance(entry, str) else entry
     if not callable(check):
         raise TypeError(f"{check!r} is no health check: it cannot be called.")
     return check

@@ -118,10 +118,8 @@ class Throttles:
     settings. Raises ImportError or TypeError for an entry that is no check.
     """
 
-    def __init__(
-        self, process: str, using: str, checks_of: Mapping[type[Model], Iterable[Any]]
-    ) -> None:
-        self.process, self.using = process, using
+    def __init__(self, using: str, checks_of: Mapping[type[Model], Iterable[Any]]) -> None:
+        self.using = using
         self._checks = _checks(checks_of)
         is_on = conf.setting("BREAKER") is not None
         self._breakers = {model: CircuitBreaker(model) for model in checks_of} if is_on else {}

@@ -1,11 +1,10 @@
-"""What the service thread waits for between two rounds: an event of this process, and calls from the database.
+"""What the service thread waits for between two rounds: calls from the database.
 
 A call makes the claimer look at once instead of at its next poll. Calls come on the service's own connection, so they
 cost no further one, and polling goes on as without them.
 """
 
-import contextlib
-import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -20,37 +19,6 @@ from django_taskclaim.db.notify import QUIET, SILENCE, Listener, can_call, why_d
 from django_taskclaim.handlers import Handler
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import logger
-
-
-class WakeEvent:
-    """Set by any thread, and waited for by one: an ``Event`` that can be waited for beside a socket."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-
-    def set(self) -> None:
-        # Full: it has been set often enough. Closed: nobody waits any more.
-        with contextlib.suppress(OSError):
-            self._writer.send(b"!")
-
-    def wait(self, seconds: float, beside: Listener | None = None) -> None:
-        """Wait until it is set, so many seconds at most, and clear it; take what comes *beside* it meanwhile."""
-        end = clock() + seconds
-        sources: list[Any] = [self._reader, *([] if beside is None else [beside])]
-        ready: list[Any] = []
-        while self._reader not in ready and (left := end - clock()) > 0:
-            ready = [*wait(sources, left)]
-            if beside is not None and beside in ready:
-                beside.take()
-        with contextlib.suppress(BlockingIOError):
-            while self._reader.recv(4096):
-                pass
-
-    def close(self) -> None:
-        self._reader.close()
-        self._writer.close()
 
 
 @dataclass(slots=True)
@@ -70,7 +38,6 @@ class Calls:
     def __init__(
         self, options: WorkerOptions, handlers: list[Handler], on_call: Callable[[], None]
     ) -> None:
-        self.wake_event = WakeEvent()
         self._options = options
         self._on_call = on_call
         self._looks = {handler.model: _Look() for handler in handlers}
@@ -129,11 +96,17 @@ class Calls:
             self._hear(table)
         return True
 
-    def wait(self, seconds: float) -> None:
-        """Wait for the wake event, so many seconds at most, and take the calls that come meanwhile."""
+    def wait(self, seconds: float, leaving: threading.Event) -> None:
+        """Take the calls that come within so many seconds; where none can come, wait for *leaving* so long."""
         listener = self._listener
-        is_there = listener and listener.still_on(connections[self._options.using])
-        self.wake_event.wait(seconds, listener if is_there else None)
+        if listener is None or not listener.still_on(connections[self._options.using]):
+            leaving.wait(seconds)
+            return
+        sources: list[Any] = [listener]
+        end = clock() + seconds
+        while (left := end - clock()) > 0:
+            if wait(sources, left):
+                listener.take()
 
     def _hear(self, table: str) -> None:
         now = clock()

@@ -9,7 +9,6 @@ from typing import Any
 
 from django_taskclaim.claim import clock, new_holder
 from django_taskclaim.connecting import (
-    TROUBLE,
     close_all,
     drop_broken,
     ensure_usable,
@@ -18,7 +17,6 @@ from django_taskclaim.connecting import (
     tidy_up,
     use_own_connection,
 )
-from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.limits import LimitReached
 from django_taskclaim.limits.key_limits import limits_over
@@ -30,8 +28,9 @@ from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.drain import Drain
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import BatchSize, WorkerOptions
-from django_taskclaim.worker.records import Limited, changed, watch
+from django_taskclaim.worker.records import changed, watch
 from django_taskclaim.worker.service import Service
+from django_taskclaim.worker.threads import WorkerThread
 from django_taskclaim.worker.writer import Writer
 
 #: The longest wait, in seconds, between two tries to claim from a database that is away.
@@ -71,14 +70,13 @@ class _Source:
         return bool(limits_over(self.model))
 
 
-class Claimer(threading.Thread):
+class Claimer(WorkerThread):
     """One for each process: it claims what the executors have room for, and writes what came of it."""
 
     def __init__(
         self, options: WorkerOptions, handlers: list[Handler], inflight: InFlight, service: Service
     ) -> None:
-        super().__init__(name="taskclaim-claimer", daemon=True)
-        self.options = options
+        super().__init__(options, "claimer")
         self.inflight = inflight
         self.service = service
         self.keeper = service.keeper
@@ -89,33 +87,25 @@ class Claimer(threading.Thread):
             options.using, inflight, service.counters, sizes, self.keeper.was_away_since
         )
         inflight.low = max((source.least for source in self.sources), default=1)
-        #: Set by this thread once it is at work, and by the thread that lets it claim then.
-        self.started, self.opened = threading.Event(), threading.Event()
-        self.leaving = threading.Event()
         #: Set when there is nothing more to take: drained, or the limits of rows or time are reached.
         self.finished = threading.Event()
         self._last_turn = clock()
         self.claimed = 0
         #: By ``clock()``, until when the connection is taken to be there still.
         self._usable_until = 0.0
-        self._limited = Limited()
 
-    @property
-    def last_turn(self) -> float:
+    def turn(self) -> float:
         """When this thread last came round, or to one of many statements, by ``clock()``."""
         return max(self._last_turn, self.writer.last_turn)
 
     def leave(self) -> None:
         """Claim nothing more; end once all results are written."""
         self.leaving.set()
-        self.opened.set()
         self.inflight.wake()
 
     def run(self) -> None:
         use_own_connection(self.options.using)
         guard_connections(self.keeper.longest_lease, ours_alone=True)
-        self.started.set()
-        self.opened.wait()
         failures = 0
         try:
             while not self._is_over():
@@ -131,18 +121,12 @@ class Claimer(threading.Thread):
 
     def _has_done(self, part: Callable[[], None]) -> bool:
         """Do a part of the work, and say whether it went well."""
-        what = f"{self.options.name}: claiming and writing"
-        try:
+
+        def do() -> None:
             part()
             tidy_up()
-            return True
-        except TROUBLE as error:
-            self._limited.warn(what, error)
-        except BaseException as error:
-            # SystemExit included: a receiver of a signal that raises it must not end this thread.
-            self._limited.broken(what, error)
-        drop_broken(self.options.using)
-        return False
+
+        return self.attempt("claiming and writing", do) is None
 
     def _end(self) -> None:
         """Give back rows on which nobody works, before there is nobody left to do it."""
@@ -248,7 +232,7 @@ class Claimer(threading.Thread):
                 source.next_look = 0.0
                 raise
             # Of this model alone: a column that is missing, a queryset that is wrong. The others go on.
-            self._limited.broken(f"{self.options.name}: claiming from {source.handler.name}", error)
+            self._limited.log(f"{self.options.name}: claiming from {source.handler.name}", error)
             drop_broken(self.options.using)
             pause = max(poll, LONGEST_WAIT)
         if source.reached is not None:
@@ -341,11 +325,4 @@ class Claimer(threading.Thread):
 
     def _has_drained(self) -> bool:
         in_vain = all(source.next_look > 0.0 for source in self.sources)
-        if not self.options.drain or not in_vain:
-            return False
-        try:
-            return self.drain.is_done()
-        except (*TROUBLE, TaskClaimError) as error:
-            self._limited.warn(f"{self.options.name}: looking for work left", error)
-            drop_broken(self.options.using)
-            return False
+        return self.options.drain and in_vain and self.drain.is_done()

@@ -5,7 +5,7 @@ them is wrong by a fifth at most, and the counts of several processes add up.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
@@ -45,7 +45,7 @@ class Counters:
     done: int = 0
     failed: int = 0
     last_error: str = ""
-    _by_model: dict[type[Model], Counts] = field(default_factory=dict)
+    _by_model: defaultdict[type[Model], Counts] = field(default_factory=lambda: defaultdict(Counts))
     _lock: Lock = field(default_factory=Lock)
 
     def count(self, model: type[Model], **numbers: int) -> None:
@@ -53,13 +53,13 @@ class Counters:
         with self._lock:
             self.done += numbers.get("done", 0)
             self.failed += numbers.get("failed", 0)
-            self._of(model).numbers.update(numbers)
+            self._by_model[model].numbers.update(numbers)
 
     def count_times(self, model: type[Model], name: str, seconds: Iterable[float]) -> None:
         """Note how long some things took."""
         buckets = [bucket_of(one) for one in seconds]
         with self._lock:
-            self._of(model).times[name].update(buckets)
+            self._by_model[model].times[name].update(buckets)
 
     def count_error(self, model: type[Model], error: str, *, final: bool) -> None:
         """Note what a try ended with; only the last try of a row makes it a failed one."""
@@ -69,11 +69,8 @@ class Counters:
     def take(self) -> dict[type[Model], Counts]:
         """Return what has been counted by model since the last call."""
         with self._lock:
-            taken, self._by_model = self._by_model, {}
+            taken, self._by_model = self._by_model, defaultdict(Counts)
             return taken
-
-    def _of(self, model: type[Model]) -> Counts:
-        return self._by_model.setdefault(model, Counts())
 
 
 def bucket_of(seconds: float) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from datetime import timedelta
+from functools import partial
 
 from asgiref.sync import sync_to_async
 
@@ -18,30 +19,26 @@ from django_taskclaim.exceptions import Permanent
 from django_taskclaim.worker.batch import Done, Failed, WorkItem
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.records import Limited, broken, logger, named
+from django_taskclaim.worker.records import broken, logger, named
 from django_taskclaim.worker.running import Running
 from django_taskclaim.worker.service import Service
+from django_taskclaim.worker.threads import WorkerThread
 
 #: Seconds between two looks whether the worker is leaving.
 LOOK = 5.0
 
 
-class Executor(threading.Thread):
+class Executor(WorkerThread):
     """Runs handlers until it is to leave."""
 
     def __init__(
         self, options: WorkerOptions, inflight: InFlight, service: Service, name: str
     ) -> None:
-        super().__init__(name=f"taskclaim-{name}", daemon=True)
-        self.options = options
+        super().__init__(options, name)
         self.inflight = inflight
         self.service = service
         self.throttles = service.throttles
         self.running = Running(options.using, inflight, service.keeper, None)
-        #: Set once this thread is at work.
-        self.started = threading.Event()
-        self.leaving = threading.Event()
-        self._limited = Limited()
 
     def leave(self) -> None:
         """Take nothing more."""
@@ -69,8 +66,8 @@ class Executor(threading.Thread):
                 case Ended(failure=(_, _), permanent=False):
                     bad += 1
         self.throttles.heard(model, good=good, bad=bad)
-        if bad and self.throttles.gives_back(model):
-            # At once: by the service's next round the rest of a quick handler's batch would have failed, too.
+        if self.throttles.gives_back(model):
+            # At once, or the rest of a quick handler's batch would fail, too.
             self.service.keeper.withdraw(model)
 
     def _idle_beside(self, lease: timedelta = timedelta()) -> timedelta:
@@ -87,11 +84,7 @@ class Executor(threading.Thread):
             guard_connections(idle, ours_alone=False)
 
     def _tidy_up(self, *, idle: bool = False) -> None:
-        try:
-            tidy_up(idle=idle)
-        except Exception as error:
-            self._limited.warn(f"{self.options.name}: tidying up", error)
-            drop_broken(self.options.using)
+        self.attempt("tidying up", partial(tidy_up, idle=idle))
 
 
 class HandlerThread(Executor):

@@ -26,10 +26,8 @@ from django_taskclaim.querysets.claiming import ClaimCall
 from django_taskclaim.querysets.instances import claimed_by
 from django_taskclaim.querysets.isolating import is_refused
 from django_taskclaim.querysets.writes import Given, renew
-from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.worker.batch import NOT_STARTED, Batch, Failed, HeldRow, PutBack
 from django_taskclaim.worker.calling import outlived
-from django_taskclaim.worker.calls import WakeEvent
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import logger, lost, named
@@ -61,19 +59,10 @@ class Stray:
 class LeaseKeeper:
     """One for each process; what it is asked for by other threads is done by the service thread."""
 
-    def __init__(
-        self,
-        options: WorkerOptions,
-        handlers: list[Handler],
-        inflight: InFlight,
-        throttles: Throttles,
-        wake_event: WakeEvent,
-    ) -> None:
+    def __init__(self, options: WorkerOptions, handlers: list[Handler], inflight: InFlight) -> None:
         self.using = options.using
         self.handlers = handlers
         self.inflight = inflight
-        self.throttles = throttles
-        self.wake_event = wake_event
         #: What is stored for each model: what stops everybody's claims, and the ``batch_size`` and ``lease`` that the
         #: next claims follow. A model is missing until that has been read; until then its rows are not claimed.
         self.stops: dict[type[Model], Stops] = {}
@@ -140,7 +129,6 @@ class LeaseKeeper:
         while max(self.answered_at, self.away_at) <= settled:
             if clock() >= end:
                 return True
-            self.wake_event.set()
             time.sleep(0.05)
         return self.troubled_since(moment)
 
@@ -161,7 +149,7 @@ class LeaseKeeper:
     def fence(self) -> None:
         """Take claims for lost before they expire when they could not be renewed in time; asks no database.
 
-        The main thread calls it too: the service thread may hang in a statement.
+        The main thread calls it: the service thread may hang in a statement.
         """
         for held in self.inflight.held():
             if held.is_overdue(clock()) and not held.claim.lost:
@@ -175,7 +163,10 @@ class LeaseKeeper:
     def renew_when_due(self) -> bool:
         """Renew the leases that stand, often enough for the shortest of them; True if the database has answered."""
         renewables = [held for held in self.inflight.held() if _is_renewable(held)]
-        if not renewables or clock() < self._next_renewal(renewables):
+        # By the shortest lease held now, which may be shorter than any at the last renewal.
+        shortest = min((held.claim.lease for held in renewables), default=timedelta.max)
+        pause = random.uniform(0.75, 1.0) * shortest.total_seconds() / RENEWALS_PER_LEASE
+        if not renewables or clock() < min(self._renewed + pause, self._renew_by):
             return False
         renewable = {id(held.carrier()): held for held in renewables}
         self._renewed = began = clock()
@@ -198,12 +189,6 @@ class LeaseKeeper:
             lost(held.row, "the renewal found another token")
         self.inflight.put_back(lambda held: held in gone)
         return True
-
-    def _next_renewal(self, renewables: list[HeldRow]) -> float:
-        """Return when to renew: by the shortest lease held now, which may be shorter than any at the last renewal."""
-        shortest = min(held.claim.lease for held in renewables).total_seconds()
-        pause = random.uniform(0.75, 1.0) * shortest / RENEWALS_PER_LEASE
-        return min(self._renewed + pause, self._renew_by)
 
     # Giving back
 
@@ -247,7 +232,6 @@ class LeaseKeeper:
         late = [(item, called) for item, called in running if item.overran()]
         for item, called in late:
             self.has_overrun = True
-            self.throttles.heard(item.handler.model, bad=len(called))
             text = f"{named(called[0].row)} overran; it is here:\n{stack_of(item.thread)}"
             logger.error("%s", redact(text, keep_end=True))
         coroutines = [one for one in running if one[0].handler.is_async]

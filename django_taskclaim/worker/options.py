@@ -98,17 +98,13 @@ class WorkerOptions:
         status = claim_columns(model).status.name
         for text in self.filters:
             if text.partition("=")[0].split(LOOKUP_SEP)[0] == status:
-                raise _refusal(f"{text}: claims take open rows only; leave {status!r} out")
+                sentence = f"--filter {text}: claims take open rows only; leave {status!r} out."
+                raise CommandError(sentence, returncode=ExitCode.USAGE)
         conditions = [condition_of(text, model) for text in self.filters]
         return replace(found, queryset=found.rows().filter(*conditions))
 
 
 # Filters
-
-
-def _refusal(text: str) -> CommandError:
-    """Return the error for a filter that makes no sense: one sentence."""
-    return CommandError(f"--filter {text}.", returncode=ExitCode.USAGE)
 
 
 def condition_of(text: str, model: type[models.Model]) -> models.Q:
@@ -117,13 +113,16 @@ def condition_of(text: str, model: type[models.Model]) -> models.Q:
     The database is not asked.
     """
     lookup, equals, value = text.partition("=")
-    if not (equals and lookup.isidentifier()):
-        raise _refusal(f"{text!r} is no filter; write lookup=value, country=NZ for example")
     try:
+        if not (equals and lookup.isidentifier()):
+            raise ValueError("it is no filter; write lookup=value, country=NZ for example")
         condition = models.Q((lookup, _value(lookup, value)))
         models.QuerySet(model).filter(condition)
     except (FieldError, TypeError, ValueError, ValidationError) as error:
-        raise _refusal(f"{text}: {_sentence(error)}") from error
+        messages = error.messages if isinstance(error, ValidationError) else [str(error)]
+        raise CommandError(
+            f"--filter {text}: {messages[0].rstrip('.')}.", returncode=ExitCode.USAGE
+        ) from error
     return condition
 
 
@@ -140,11 +139,6 @@ def _value(lookup: str, text: str) -> object:
     if last == "range" and len(parts) != 2:
         raise ValueError("a range has two ends, as in width__range=1,9")
     return parts
-
-
-def _sentence(error: Exception) -> str:
-    messages = error.messages if isinstance(error, ValidationError) else [str(error)]
-    return messages[0].rstrip(".")
 
 
 # Sizes

@@ -19,13 +19,14 @@ from django_taskclaim.formatting import counted
 from django_taskclaim.worker.batch import Notes, PutBack
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.executors import Executor, HandlerThread, LoopThread
-from django_taskclaim.worker.health import HangDetector, HealthFile
+from django_taskclaim.worker.health import touch
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import stack_of
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
 from django_taskclaim.worker.records import log_to_console, logger, named, summary
 from django_taskclaim.worker.service import Service
 from django_taskclaim.worker.stop_signals import SignalPipe, leave, leave_at_last
+from django_taskclaim.worker.threads import WorkerThread
 
 #: Seconds that running rows may go on once the supervisor is gone.
 ORPHAN_GRACE = 5.0
@@ -56,16 +57,15 @@ class Process:
         self.inflight = InFlight(Notes(memory))
         self.service = Service(options, handlers, self.inflight)
         self.claimer = Claimer(options, handlers, self.inflight, self.service)
+        are_async = {handler.is_async for handler in handlers}
         self.executors: list[Executor] = [
             HandlerThread(options, self.inflight, self.service, f"handler-{number}")
             for number in range(1, options.threads + 1)
-            if not all(handler.is_async for handler in handlers)
+            if False in are_async
         ]
-        if any(handler.is_async for handler in handlers):
+        if True in are_async:
             self.executors.append(LoopThread(options, self.inflight, self.service, "loop"))
-        self.threads: list[Service | Executor | Claimer]
-        self.threads = [self.service, *self.executors, self.claimer]
-        self.hang_detectors = [HangDetector(thread) for thread in (self.service, self.claimer)]
+        self.threads: list[WorkerThread] = [self.service, *self.executors]
         #: To the supervisor; None without one, and once it is dead.
         self._link = link
         self._grace: float = options.grace.total_seconds()
@@ -74,15 +74,17 @@ class Process:
         self._recycling = False
 
     def start(self, ready: Callable[[], None] = lambda: None) -> bool:
-        """Start the threads and call *ready* once each is at work, before the first claim; False if one has died."""
+        """Start the threads, and call *ready* before the one that claims; False if one has died before."""
         for thread in self.threads:
             thread.start()
         for thread in self.threads:
             while not thread.started.wait(LOOK_EVERY):
                 if not thread.is_alive():
+                    self.log_why()
                     return False
         ready()
-        self.claimer.opened.set()
+        self.threads.append(self.claimer)
+        self.claimer.start()
         return True
 
     # The loop
@@ -99,8 +101,6 @@ class Process:
                     show_life()
                 elif self._stop_by is None:
                     self._recycle()
-            if self.service.stop_asked.is_set():
-                self.stop(self._grace)
         return self._finish()
 
     def _has_ended(self) -> bool:
@@ -118,27 +118,23 @@ class Process:
 
     def _listen(self, signals: SignalPipe) -> None:
         """Wait a moment for signals, and for the commands of the supervisor."""
-        sources: list[SignalPipe | Connection] = [signals]
-        if self._link is not None:
-            sources.append(self._link)
-        pause = LOOK_EVERY if self._stop_by is None else STOPPING
+        link, pause = self._link, LOOK_EVERY if self._stop_by is None else STOPPING
+        sources: list[SignalPipe | Connection] = [signals] if link is None else [signals, link]
         ready, _, _ = select.select(sources, [], [], pause)
         if signals in ready and signals.count_stops():
             # Without a supervisor to count them, a second signal means now.
-            again = self._link is None and self._stop_by is not None
+            again = link is None and self._stop_by is not None
             self.stop(NOW if again else self._grace)
-        if self._link is not None and self._link in ready:
-            self._obey(self._link)
-
-    def _obey(self, link: Connection) -> None:
+        if link is None or link not in ready:
+            return
         try:
             command = link.recv_bytes()
         except (EOFError, OSError):
             # The supervisor is dead.
             self._link = None
             self.stop(min(self._grace, ORPHAN_GRACE))
-            return
-        self.stop(NOW if command == b"now" else self._grace)
+        else:
+            self.stop(NOW if command == b"now" else self._grace)
 
     def _recycle(self) -> None:
         self._recycling = True
@@ -152,23 +148,24 @@ class Process:
 
     def is_well(self) -> bool:
         """Say whether every thread goes on, and no handler has overrun; if not, only a new process helps."""
-        return not (self.service.keeper.has_overrun or self._lost_threads())
+        return not (self.service.keeper.has_overrun or self._faults())
 
     def log_why(self) -> None:
         """Log which threads the process has to be replaced for; a handler that has overrun is logged already."""
-        for thread in self._lost_threads():
-            what = (
-                f"hangs; it is here:\n{stack_of(thread.ident)}" if thread.is_alive() else "has died"
-            )
-            text = f"{self.options.name}: the thread {thread.name} {what}"
-            logger.error("%s", redact(text, keep_end=True))
+        for fault in self._faults():
+            logger.error("%s: the thread %s", self.options.name, redact(fault, keep_end=True))
 
-    def _lost_threads(self) -> list[threading.Thread]:
-        """Return the threads that have died or hang; a process that stops needs no claimer."""
-        died = [thread for thread in self.threads if not thread.is_alive()]
-        lost = [*died, *(one.thread for one in self.hang_detectors if one.hangs())]
-        is_stopping = self._stop_by is not None
-        return [thread for thread in lost if not (is_stopping and thread is self.claimer)]
+    def _faults(self) -> list[str]:
+        """Return which threads have died or hang; a process that stops needs no claimer."""
+        faults = []
+        for thread in self.threads:
+            if thread is self.claimer and self._stop_by is not None:
+                continue
+            if not thread.is_alive():
+                faults.append(f"{thread.name} has died")
+            elif thread.hangs():
+                faults.append(f"{thread.name} hangs; it is here:\n{stack_of(thread.ident)}")
+        return faults
 
     # Ending
 
@@ -237,7 +234,6 @@ def run_child(
         gc.freeze()
         # Before the first claim, so that a row that kills this process at once does not count as a failed start.
         if not process.start(partial(send, link, b"ready")):
-            process.log_why()
             # Without "ready" it counts as a failed start.
             leave(ExitCode.CUT_SHORT)
         code = process.run(signals, partial(send, link, b"alive"))
@@ -248,13 +244,13 @@ def run_child(
 
 def run_in_process(options: WorkerOptions) -> int:
     """Be the whole worker, without supervisor or child, and return the exit code; Django is set up already."""
-    health = HealthFile(options.health_file)
     with SignalPipe() as signals:
         process = Process(options)
         if signals.count_stops():
             return 0
-        process.start()
-        code = process.run(signals, health.touch)
+        if not process.start():
+            return ExitCode.CUT_SHORT
+        code = process.run(signals, partial(touch, options.health_file))
         # Nobody starts another process.
         return ExitCode.CUT_SHORT if code == ExitCode.RECYCLE else code
 

@@ -8,6 +8,7 @@ from django.db import models
 
 from django_taskclaim.claim import carried_claims, claim_of, clock
 from django_taskclaim.columns import source_key_text
+from django_taskclaim.connecting import is_refusal
 from django_taskclaim.error_text import class_and_text, describe, log, one_line
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.formatting import counted, with_source
@@ -15,17 +16,13 @@ from django_taskclaim.worker.counters import Counters
 
 logger = logging.getLogger("django_taskclaim.worker")
 
-#: For events of which a busy worker has many a second, so that they can be left out.
-rows_logger = logging.getLogger("django_taskclaim.worker.rows")
-_FREQUENT = frozenset({"claimed", "completed", "released"})
-
 
 def changed(
     event: str,
     rows: Sequence[models.Model],
     seconds: float,
     *,
-    level: int = logging.INFO,
+    level: int = logging.DEBUG,
     why: str = "",
     raised: BaseException | None = None,
     ran: float | None = None,
@@ -36,15 +33,14 @@ def changed(
     *ran* says how many seconds handlers had taken. *why* is logged as it is, so what an error says goes through
     ``one_line`` or ``class_and_text`` first. *raised* brings its traceback, redacted where there is a hook.
     """
-    events = rows_logger if event in _FREQUENT else logger
-    if not events.isEnabledFor(level):
+    if not logger.isEnabledFor(level):
         return
     first = rows[0]
     claim = claim_of(first)
     many = f"{counted(len(rows), 'row')} of {first._meta.label}"
     what = named(first) if len(rows) == 1 else many
     log(
-        events,
+        logger,
         level,
         "%s %s%s%s",
         event.capitalize(),
@@ -134,22 +130,16 @@ class Limited:
         #: By ``clock()``, when each may be logged again.
         self._next: dict[str, float] = {}
 
-    def warn(self, what: str, error: BaseException) -> None:
-        """Log that *what* failed with *error*, unless that was logged just now."""
-        if self._is_due(what, 10.0):
-            logger.warning("%s: %s", what, describe(error), extra={"event": "trouble"})
-
-    def broken(self, what: str, error: BaseException) -> None:
-        """Log a fault with its traceback, unless that was logged just now."""
-        if self._is_due(what, 60.0):
+    def log(self, what: str, error: BaseException) -> None:
+        """Log that *what* failed with *error*, a fault with its traceback, unless that was logged just now."""
+        is_fault = is_refusal(error)
+        if clock() < self._next.get(what, 0.0):
+            return
+        self._next[what] = clock() + (60.0 if is_fault else 10.0)
+        if is_fault:
             broken(f"{what} failed", error)
-
-    def _is_due(self, what: str, every: float) -> bool:
-        now = clock()
-        if now < self._next.get(what, 0.0):
-            return False
-        self._next[what] = now + every
-        return True
+        else:
+            logger.warning("%s: %s", what, describe(error), extra={"event": "trouble"})
 
 
 def log_to_console(verbosity: int) -> None:
@@ -159,7 +149,5 @@ def log_to_console(verbosity: int) -> None:
         return
     console = logging.StreamHandler()
     console.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
-    if verbosity < 2:
-        rows_logger.setLevel(logging.WARNING)
     ours.addHandler(console)
-    ours.setLevel(logging.INFO if verbosity > 0 else logging.WARNING)
+    ours.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))

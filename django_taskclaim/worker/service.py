@@ -21,7 +21,6 @@ from django_taskclaim.claim import clock, process_name
 from django_taskclaim.connecting import (
     TROUBLE,
     close_all,
-    drop_broken,
     guard_connections,
     is_contention,
     is_refusal,
@@ -42,7 +41,8 @@ from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.records import Limited, logger, summary
+from django_taskclaim.worker.records import logger, summary
+from django_taskclaim.worker.threads import WorkerThread
 
 #: Seconds between two looks at the switch and the throttles, and until a new session listens after one that was lost.
 LOOK_EVERY = 1.0
@@ -71,36 +71,26 @@ class Duty:
     due: float = 0.0
 
 
-class Service(threading.Thread):
+class Service(WorkerThread):
     """One for each process."""
 
     def __init__(self, options: WorkerOptions, handlers: list[Handler], inflight: InFlight) -> None:
-        super().__init__(name="taskclaim-service", daemon=True)
-        self.options = options
+        super().__init__(options, "service")
         #: The name under which this process reports and that its holders' names begin with.
         self.process = process_name(options.name)
         self.handlers = handlers
         self.inflight = inflight
         self.counters = Counters()
         #: What stops claims by itself: health checks, asked here, and failures, heard from the executors.
-        self.throttles = Throttles(
-            self.process,
-            options.using,
-            {handler.model: handler.health_checks for handler in handlers},
-        )
-        #: Set from outside: claim nothing more and leave once all is done, or stop as by a signal.
-        self.drain_asked, self.stop_asked = threading.Event(), threading.Event()
+        checks = {handler.model: handler.health_checks for handler in handlers}
+        self.throttles = Throttles(options.using, checks)
+        #: Set from outside: claim nothing more and leave once all is done.
+        self.drain_asked = threading.Event()
         #: What this thread waits for between two rounds.
         self.calls = Calls(options, handlers, inflight.wake)
-        self.keeper = LeaseKeeper(
-            options, handlers, inflight, self.throttles, self.calls.wake_event
-        )
+        self.keeper = LeaseKeeper(options, handlers, inflight)
         #: By ``clock()``, when this thread last came to one of its duties.
         self.last_turn = clock()
-        #: Set once this thread is at work.
-        self.started = threading.Event()
-        self._leave = threading.Event()
-        self._limited = Limited()
         #: Rows done, failed and held, as last logged.
         self._logged = (0, 0, 0)
         self._reapers = [
@@ -114,10 +104,8 @@ class Service(threading.Thread):
         duties = [
             Duty("looking for rows on which nobody works", keeper.find_strays),
             Duty("renewing leases", keeper.renew_when_due),
-            Duty("giving up what is late", keeper.fence),
             Duty("reading the switch", self._read_switch_when_it_matters, LOOK_EVERY),
             Duty("listening for calls", self.calls.listen, LOOK_EVERY),
-            Duty("giving back what is stopped", self._give_back_stopped),
             Duty("asking health checks", self.throttles.ask),
             Duty("ending overrun rows", keeper.end_overrun),
         ]
@@ -132,10 +120,12 @@ class Service(threading.Thread):
             Duty("deleting what is old", partial(prune, self.options.using), PRUNE_EVERY),
         ]
 
+    def turn(self) -> float:
+        return self.last_turn
+
     def leave(self) -> None:
         """End after one last round."""
-        self._leave.set()
-        self.calls.wake_event.set()
+        self.leaving.set()
 
     # The thread
 
@@ -146,12 +136,11 @@ class Service(threading.Thread):
         # What is there under this name was left by a dead process that had it before.
         self._guarded("signing on", self._sign_off)
         try:
-            while not self._leave.is_set():
+            while not self.leaving.is_set():
                 self._round()
-                self._guarded("hearing calls", partial(self.calls.wait, TICK))
+                self._guarded("hearing calls", partial(self.calls.wait, TICK, self.leaving))
             self._end()
         finally:
-            self.calls.wake_event.close()
             close_all()
 
     def _round(self) -> None:
@@ -175,20 +164,17 @@ class Service(threading.Thread):
     def _guarded(self, what: str, job: Callable[[], bool | None]) -> None:
         """Do one duty; trouble with the database spoils no other duty and is remembered."""
         self.last_turn = clock()
-        try:
+
+        def do() -> None:
             if job():
                 self.keeper.answered_at = clock()
-        except TROUBLE as error:
-            if not (is_contention(error) or is_refusal(error)):
-                self.keeper.away_at = clock()
-                for reaper in self._reapers:
-                    reaper.start_over()
-            self._limited.warn(f"{self.options.name}: {what}", error)
-            drop_broken(self.options.using)
-        except BaseException as error:
-            # After any error, SystemExit too: the leases of this process depend on this thread going on.
-            self._limited.broken(f"{self.options.name}: {what}", error)
-            drop_broken(self.options.using)
+
+        # The leases of this process depend on this thread going on.
+        error = self.attempt(what, do)
+        if isinstance(error, TROUBLE) and not (is_contention(error) or is_refusal(error)):
+            self.keeper.away_at = clock()
+            for reaper in self._reapers:
+                reaper.start_over()
 
     # The switch
 
@@ -217,23 +203,22 @@ class Service(threading.Thread):
     def read_switch(self) -> None:
         """Look which models are stopped, by a person or for everybody, and note the overrides.
 
-        Each claim finds a stop out for itself; this is for not asking in vain, and for people to read.
+        What has not started of a model that is stopped goes back. Each claim finds a stop out for itself; this is for
+        not asking in vain, and for people to read.
         """
         for handler in self.handlers:
             model = handler.model
             is_first, before = model not in self.keeper.stops, self.stop_of(model)
-            self.keeper.follow(model, stops_of(model, using=self.options.using))
+            stops = stops_of(model, using=self.options.using)
+            self.keeper.follow(model, stops)
+            if _stops_all(stops):
+                self.keeper.withdraw(model)
             now = self.stop_of(model)
             if now and now != before:
                 logger.info("%s is %s", model._meta.label, now)
             if (is_first or before) and not now:
                 # What stopped its claims is over.
                 self.calls.look_now(model)
-
-    def _give_back_stopped(self) -> None:
-        for model, stops in list(self.keeper.stops.items()):
-            if _stops_all(stops) or self.throttles.gives_back(model):
-                self.keeper.withdraw(model)
 
     # The rest
 
@@ -292,8 +277,5 @@ def prune(using: str) -> bool:
     """
     chunk = int(conf.setting("CHUNK_SIZE"))
     silent = WorkerProcess.objects.using(using).filter(seen_at__lt=DatabaseLater(-SILENCE_KEPT))
-    gone = list(silent.values_list("pk", flat=True)[:chunk])
-    silent.filter(pk__in=gone).delete()
-    if len(gone) == chunk:
-        return False
+    silent.delete()
     return forget(using, SILENCE_KEPT, chunk) < chunk

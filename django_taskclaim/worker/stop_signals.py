@@ -12,6 +12,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+from django.db import connections
+
 from django_taskclaim.claim import clock
 
 #: Signals that ask a worker to stop. A child does not count its own, because a process group gets them all.
@@ -37,12 +39,6 @@ def leave_at_last(seconds: float, code: int) -> None:
     last.start()
 
 
-def hold_stop_signals() -> None:
-    """Block the stop signals until ``SignalPipe`` reads them, where the platform can."""
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-
-
 def run_unless_stopped(question: Callable[[], None]) -> None:
     """Wait for *question*, but no longer than PATIENCE; a stop signal ends the process with 0.
 
@@ -55,6 +51,8 @@ def run_unless_stopped(question: Callable[[], None]) -> None:
             question()
         except BaseException as error:
             errors.append(error)
+        finally:
+            connections.close_all()
 
     thread = threading.Thread(target=ask, name="taskclaim-question", daemon=True)
     thread.start()

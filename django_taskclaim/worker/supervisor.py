@@ -13,7 +13,7 @@ from multiprocessing.context import SpawnProcess
 
 from django_taskclaim.claim import clock
 from django_taskclaim.worker.batch import shared_memory
-from django_taskclaim.worker.health import HealthFile
+from django_taskclaim.worker.health import touch
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
 from django_taskclaim.worker.stop_signals import STOP_SIGNALS, SignalPipe, run_spawned
 
@@ -121,7 +121,6 @@ class Supervisor:
     def __init__(self, options: WorkerOptions) -> None:
         self.options = options
         self.children = [Child(options.named(number)) for number in range(1, options.processes + 1)]
-        self._health = HealthFile(options.health_file)
         self._signals = 0
         self._kill_at = math.inf
 
@@ -152,7 +151,7 @@ class Supervisor:
             if clock() >= self._kill_at and child.kill():
                 logger.error("%s did not end in time and is killed", child.options.name)
         if all(child.is_well for child in self.children):
-            self._health.touch()
+            touch(self.options.health_file)
         return any(child.code is None for child in self.children)
 
     def _start(self, child: Child) -> None:

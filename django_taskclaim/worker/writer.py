@@ -187,7 +187,7 @@ class Writer:
     def _go_around(self, result: Result, error: Exception) -> None:
         """Have a result that met a lock written around it, and then row by row, for one may refer to a locked row."""
         if result.locked and len(result.rows) == 1:
-            self._limited.warn(
+            self._limited.log(
                 f"{result.handler.model._meta.label}: a result waits for a lock that somebody holds",
                 error,
             )

@@ -97,7 +97,7 @@ LOGGING = {
     },
     "root": {"handlers": ["console"], "level": "WARNING"},
     "loggers": {
-        "django_taskclaim": {"handlers": ["records"], "level": "INFO"},
+        "django_taskclaim": {"handlers": ["records"], "level": "DEBUG"},
         "django.request": {"handlers": [SITE_LOG], "propagate": False},
         "django.server": {"handlers": [SITE_LOG], "level": "INFO", "propagate": False},
     },

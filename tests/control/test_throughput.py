@@ -94,7 +94,6 @@ def test_a_minute_that_was_added_up_is_not_stored_again(monkeypatch: pytest.Monk
         with monkeypatch.context() as later:
             later.setattr(poller, "AGE_OF_MINUTES", -HOUR)
             assert poller.compact("default", 500)
-    service.calls.wake_event.close()
     assert total() <= 5
 
 

@@ -219,7 +219,7 @@ FAULTS = {
         ),
         fault(
             "A busy worker keeps what it has not started when its model is paused.",
-            (SERVICE, "if _stops_all(stops) or self", "if self"),
+            (SERVICE, "self.keeper.withdraw(model)", "pass"),
         ),
     ],
     10: [

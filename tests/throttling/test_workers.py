@@ -57,7 +57,7 @@ def test_nothing_is_claimed_while_a_check_says_stop(start_worker: Start) -> None
 @pytest.mark.promise(13)
 def test_one_check_is_asked_at_a_time() -> None:
     """Also while the thread of the first one has not come to it yet."""
-    throttles = Throttles("w", "default", {Photo: [lambda using: None, lambda using: None]})
+    throttles = Throttles("default", {Photo: [lambda using: None, lambda using: None]})
     go_on = threading.Event()
     threading.setprofile(lambda *_: go_on.wait())
     throttles.ask()

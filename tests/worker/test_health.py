@@ -79,4 +79,3 @@ def test_no_sign_is_given_while_a_handler_that_has_overrun_is_replaced() -> None
     process.service.keeper.has_overrun = True
     process.stop(grace=1.0)
     assert not process.is_well()
-    process.service.calls.wake_event.close()

@@ -99,7 +99,6 @@ def test_what_a_child_had_not_begun_goes_back_although_its_successor_stops_at_on
     claimer.leave()
     claimer.start()
     claimer.join(120)
-    service.calls.wake_event.close()
     assert Photo.objects.open().count() == 2
 
 
@@ -114,4 +113,3 @@ def test_renewals_follow_the_shortest_lease_that_is_held(db: None) -> None:
     service.keeper.follow(Photo, stops_of(Photo))
     assert service.keeper.lease_of(handler) == timedelta(hours=1)
     assert service.keeper.renewal_interval() == 4 / RENEWALS_PER_LEASE
-    service.calls.wake_event.close()

@@ -57,7 +57,7 @@ from django_taskclaim.switch import holds
 from django_taskclaim.worker.options import HOW_TO_HANDLE, ExitCode, WorkerOptions
 from django_taskclaim.worker.process import run_in_process
 from django_taskclaim.worker.records import log_to_console
-from django_taskclaim.worker.stop_signals import hold_stop_signals, leave, run_unless_stopped
+from django_taskclaim.worker.stop_signals import STOP_SIGNALS, leave, run_unless_stopped
 
 
 class Command(ClaimCommand):
@@ -100,7 +100,8 @@ class Command(ClaimCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         # From the first line to the last a stop is heeded, and kills nobody: the code that waits for signals takes it.
-        hold_stop_signals()
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         super().run_from_argv(argv)
 
     def handle(self, *, models: list[Any], in_process: bool, **options: Any) -> None:
@@ -169,11 +170,8 @@ def _faults(models: Sequence[Any]) -> list[str]:
 
 def refuse_missing_tables(where: Sequence[tuple[Any, str]]) -> None:
     """Raise CommandError where the databases lack tables; a worker starts although its database is away."""
-    try:
-        if lacking := lacking_of(where):
-            raise CommandError("\n".join(lacking), returncode=ExitCode.CUT_SHORT)
-    finally:
-        connections.close_all()
+    if lacking := lacking_of(where):
+        raise CommandError("\n".join(lacking), returncode=ExitCode.CUT_SHORT)
 
 
 def _refuse_platform(in_process: bool) -> None:

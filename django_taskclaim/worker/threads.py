@@ -1,0 +1,71 @@
+"""What the threads of a worker process have in common."""
+
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from django_taskclaim.claim import clock
+from django_taskclaim.connecting import drop_broken
+from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.records import Limited
+
+#: Looks without a sign, one a second, after which a thread is taken for hung: three times the 10 s or so that bound
+#: each of its calls (``service_options``).
+HUNG_AFTER = 30
+
+#: Modules that wait for a database, and those through which they wait.
+DRIVERS = ("django.db", "psycopg", "MySQLdb", "sqlite3")
+SOCKETS = ("selectors", "socket", "ssl")
+
+
+class WorkerThread(threading.Thread):
+    """A thread that goes on after errors, until it is to leave."""
+
+    def __init__(self, options: WorkerOptions, name: str) -> None:
+        super().__init__(name=f"taskclaim-{name}", daemon=True)
+        self.options = options
+        #: Set by this thread once it is at work, and by others when it is to end.
+        self.started, self.leaving = threading.Event(), threading.Event()
+        self._limited = Limited()
+        #: Where this thread was at the last look that saw it go on, and the looks since.
+        self._seen, self._looks = 0.0, 0
+
+    def attempt(self, what: str, job: Callable[[], object]) -> BaseException | None:
+        """Do a part of the work; an error is logged and returned, and the connection is given up."""
+        try:
+            job()
+        except BaseException as error:
+            # SystemExit included: a receiver of a signal that raises it must not end this thread.
+            self._limited.log(f"{self.options.name}: {what}", error)
+            drop_broken(self.options.using)
+            return error
+        return None
+
+    def turn(self) -> float:
+        """Return what differs from look to look while this thread goes on; a handler may take its time."""
+        return clock()
+
+    def hangs(self) -> bool:
+        """Look, and say whether this thread has neither gone on nor waited for its database for HUNG_AFTER looks.
+
+        A silent database hangs nobody: PostgreSQL's driver waits for as long as the server keeps the connection, and a
+        process that was replaced for that would be replaced again and again. No time is measured, for the whole process
+        may have been frozen, or one thread may have had the GIL.
+        """
+        turn = self.turn()
+        self._looks += 1
+        if turn != self._seen or _waits_for_database(self.ident):
+            self._seen, self._looks = turn, 0
+        return self._looks > HUNG_AFTER
+
+
+def _waits_for_database(thread: int | None) -> bool:
+    frame = sys._current_frames().get(thread or 0)
+    while frame is not None and _module(frame).startswith(SOCKETS):
+        frame = frame.f_back
+    return frame is not None and _module(frame).startswith(DRIVERS)
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
