@@ -85,18 +85,11 @@ def call_workers(owner: type[models.Model], using: str) -> None:
 # Hearing
 
 
-def why_deaf(connection: BaseDatabaseWrapper) -> str:
-    """Say why this session of PostgreSQL can hear no calls; empty where it can. Asks the server."""
-    connection.ensure_connection()
-    driver: Any = connection.connection
-    if not hasattr(driver, "add_notify_handler"):
-        return "they need psycopg 3"
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        ((process,),) = cursor.fetchall()
-    # Behind a pooler another client may get the calls of this session.
-    is_ours = process == driver.info.backend_pid
-    return "" if is_ours else "a connection pooler stands before the database"
+def can_hear(connection: BaseDatabaseWrapper) -> bool:
+    """Say whether a session of this database hears calls: with psycopg 3, and as the only client of its session."""
+    driver: Any = connection
+    has_a_pooler = connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+    return can_call(connection) and driver.Database.__name__ == "psycopg" and not has_a_pooler
 
 
 class Listener:

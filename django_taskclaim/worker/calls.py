@@ -15,10 +15,9 @@ from django.db.models import Model
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.notify import QUIET, SILENCE, Listener, can_call, why_deaf
+from django_taskclaim.db.notify import QUIET, SILENCE, Listener, can_hear
 from django_taskclaim.handlers import Handler
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.records import logger
 
 
 @dataclass(slots=True)
@@ -47,7 +46,7 @@ class Calls:
                 table = claim_columns(handler.model).owner._meta.db_table
                 self._models.setdefault(table, []).append(handler.model)
         self._listener: Listener | None = None
-        self._deaf = not self._models or not can_call(connections[options.using])
+        self._hears = bool(self._models) and can_hear(connections[options.using])
 
     # Of the claimer
 
@@ -74,22 +73,12 @@ class Calls:
 
     def listen(self) -> bool:
         """See to it that this thread's session listens; True if the database was asked and has answered."""
-        if self._deaf:
+        if not self._hears:
             return False
         connection = connections[self._options.using]
         if self._listener is not None and self._listener.still_on(connection):
             return False
-        self._listener = None
-        why = why_deaf(connection)
-        if why:
-            self._deaf = True
-            logger.info(
-                "%s hears no wake-up calls (%s) and looks for rows every %s s",
-                self._options.name,
-                why,
-                self._options.poll.total_seconds(),
-            )
-            return True
+        connection.ensure_connection()
         self._listener = Listener.on(connection, self._hear)
         # What came in before is for the next poll, unless somebody looks now.
         for table in self._models:

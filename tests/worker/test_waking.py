@@ -1,4 +1,4 @@
-"""An idle worker that is called looks at once; one that cannot be called goes on as before."""
+"""An idle worker that is called looks at once."""
 
 from collections.abc import Iterator
 from signal import SIGTERM
@@ -7,11 +7,9 @@ import pytest
 from django.db import connection
 
 from django_taskclaim.db.notify import called_for
-from tests.proxy import url_through
 from tests.sessions import end_session, other_sessions
 from tests.testapp.models import Job
 from tests.worker.conftest import Start, Worker, jobs, states, wait_until
-from tests.worker.pooler import Pooler
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True, databases="__all__")]
 
@@ -64,15 +62,3 @@ def test_a_worker_is_called_again_after_its_sessions_were_lost(waiting_worker: W
         wait_until(done)
     waiting_worker.signal(SIGTERM)
     assert waiting_worker.wait() == 0
-
-
-@only_where_sessions_call
-def test_a_worker_behind_a_pooler_says_so_once_and_polls(start_worker: Start) -> None:
-    pooler = Pooler()
-    pooler.start()
-    worker = start_worker(DATABASE_URL=url_through(pooler.port), TASKCLAIM_TEST_WAKE_UP="1")
-    for _ in range(3):
-        jobs(1)
-        wait_until(done)
-    (said,) = [one["text"] for one in worker.events() if "wake-up calls" in one["text"]]
-    assert "a connection pooler" in said
