@@ -61,8 +61,7 @@ def test_a_chart_shows_where_claims_were_paused(now: datetime) -> None:
     minute(now, 5, done=60)
     record_action(Photo, "pause", by="ada", reason="deploy")
     record_action(Photo, "reset", rows=5, by="bob")
-    found = chart(throughput(HOUR), acts(Photo, using="default"))
-    assert found is not None
+    found = chart("hour", "", throughput(HOUR), acts(Photo, using="default"))
     assert [name for name, _ in found.ticks] == ["pause"]
 
 

@@ -13,6 +13,9 @@ from django_taskclaim.fields import as_utc
 class Chart(NamedTuple):
     """What slots of one length show."""
 
+    #: The end of its id on the page.
+    name: str
+    title: str
     #: All of the time, oldest first, and those in which anything came to its end, the latest first.
     slots: Sequence[Slot]
     worked: list[Slot]
@@ -26,21 +29,22 @@ class Chart(NamedTuple):
     ticks: list[tuple[str, float]]
 
 
-def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart | None:
-    """Return what there is to draw, with the switches among *acts*; None where nothing was finished."""
+def chart(name: str, title: str, slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
+    """Return what there is to draw, with the switches among *acts*."""
     worked = [slot for slot in reversed(slots) if slot.tries]
-    if not worked:
-        return None
     # The last slot is not over yet, so its rate means little.
-    rates = [slot.rate for slot in worked if slot is not slots[-1]] or [worked[0].rate]
+    rates = [slot.rate for slot in worked if slot is not slots[-1]]
+    rates = rates or [slot.rate for slot in worked] or [0.0]
     medians = [slot.p50 for slot in worked if slot.p50]
     return Chart(
+        name,
+        title,
         slots,
         worked,
         top=max(rates),
         average=fmean(rates),
         median=median_high(medians or [0.0]),
-        slowest=max(slot.p95 or 0.0 for slot in worked),
+        slowest=max((slot.p95 or 0.0 for slot in worked), default=0.0),
         ticks=_ticks(acts, slots),
     )
 

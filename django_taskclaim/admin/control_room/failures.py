@@ -83,13 +83,6 @@ def group_of(row: TriedRow) -> str:
     return group_id(row.error, normalised(row.text))
 
 
-def name_of(row: TriedRow) -> str:
-    """Return the key, and that of a companion's source, which is what people look for."""
-    if not row.source or row.source == str(row.key):
-        return str(row.key)
-    return _("%(key)s (source %(source)s)") % {"key": row.key, "source": row.source}
-
-
 @dataclass(slots=True)
 class Group:
     """Failed rows that failed alike."""
@@ -133,6 +126,10 @@ class Sample:
     looked_at: int
     #: Whether there are more failed rows than were looked at.
     capped: bool
+
+    @property
+    def shown(self) -> list[Group]:
+        return self.groups[:GROUPS]
 
 
 def sample(rows: Rows, now: datetime) -> Sample:

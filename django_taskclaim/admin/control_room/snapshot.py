@@ -16,17 +16,18 @@ from django.core.checks import CheckMessage
 from django.db import Error, connections, models
 from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.translation import get_language, ngettext, pgettext_lazy
+from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
 from django_taskclaim.admin.control_room import failures
+from django_taskclaim.admin.control_room.charts import Chart, chart
+from django_taskclaim.admin.display import STATES
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.completion import Clear
 from django_taskclaim.control import reading
 from django_taskclaim.control.actions import WORKER_COMMANDS
 from django_taskclaim.control.models import OperatorAct, is_on
-from django_taskclaim.control.reading import Slot
 from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import format_duration
@@ -115,8 +116,8 @@ class Snapshot:
     findings: list[CheckMessage] | None = None
     ranges: RowCounts | None = None
     failed: failures.Sample | None = None
-    hour: list[Slot] | None = None
-    day: list[Slot] | None = None
+    #: Of the last hour, and of the last day.
+    charts: list[Chart] | None = None
     #: Rows a second of each living process, where they are written down.
     rates: dict[str, float] = field(default_factory=dict)
     acts: list[OperatorAct] | None = None
@@ -130,9 +131,13 @@ class Snapshot:
         self.failed = failures.sample(rows, seen.now)
         if is_on(alias):
             minutes = reading.minutes(model, using=alias, since=seen.now - DAY)
-            self.hour, self.day = (reading.slots(minutes, seen.now, span) for span in (HOUR, DAY))
             self.rates = reading.rates(minutes, seen.living, seen.now)
-            self.acts = reading.acts(model, using=alias, limit=ACTS)
+            self.acts = acts = reading.acts(model, using=alias, limit=ACTS)
+            hour, day = (reading.slots(minutes, seen.now, span) for span in (HOUR, DAY))
+            self.charts = [
+                chart("hour", _("Last hour"), hour, acts),
+                chart("day", _("Last 24 hours"), day, acts),
+            ]
         return True
 
 
@@ -206,14 +211,8 @@ def state_of(seen: Summary | None) -> State:
 # How far the rows have got, and when they will be through
 
 
-#: What the page calls the states, in the order of the bar.
-LABELS = {
-    Status.COMPLETE: pgettext_lazy("rows", "complete"),
-    Status.FAILED: pgettext_lazy("rows", "failed"),
-    Status.PROCESSING: pgettext_lazy("rows", "running"),
-    Status.OPEN: pgettext_lazy("rows", "open"),
-    Status.PAUSED: pgettext_lazy("rows", "paused"),
-}
+#: The states in the order of the bar.
+BAR = (Status.COMPLETE, Status.FAILED, Status.PROCESSING, Status.OPEN, Status.PAUSED)
 
 
 class Segment(NamedTuple):
@@ -228,7 +227,7 @@ class Segment(NamedTuple):
 
 def segments(progress: Progress) -> list[Segment]:
     """Return the states side by side; what would be too narrow to see takes some of the others' width."""
-    counts = {status: getattr(progress, status.value) for status in LABELS}
+    counts = {status: getattr(progress, status.value) for status in BAR}
     shares = {
         status: max(LEAST, WIDTH * count / progress.total) if count else 0.0
         for status, count in counts.items()
@@ -236,7 +235,7 @@ def segments(progress: Progress) -> list[Segment]:
     found, x, whole = [], 0.0, sum(shares.values()) or WIDTH
     for status, share in shares.items():
         width = share * WIDTH / whole
-        found.append(Segment(status, str(LABELS[status]), counts[status], x, width))
+        found.append(Segment(status, STATES[status], counts[status], x, width))
         x += width
     return found
 
@@ -247,12 +246,12 @@ def outcome(model: type[models.Model]) -> str:
     return _(note) if note else ""
 
 
-def forecast(seen: Overview | None, hour: Sequence[Slot], day: Sequence[Slot]) -> str:
+def forecast(seen: Overview | None, charts: Sequence[Chart] | None) -> str:
     """Return about how long the rest will take, as fast as it went in the last slots in which rows were worked on.
 
     Nothing without a living worker that may claim, and until a hundredth is done, unless done rows vanish.
     """
-    if seen is None or seen.pause is not None or not seen.living:
+    if seen is None or charts is None or seen.pause is not None or not seen.living:
         return ""
     progress, completion = seen.progress, policy_for(seen.model).completion
     is_early = not completion.note and progress.fraction < FORESEEABLE
@@ -260,7 +259,8 @@ def forecast(seen: Overview | None, hour: Sequence[Slot], day: Sequence[Slot]) -
         return ""
     # Of ten minutes, else of an hour, else of a day. The last slot is not over yet, and work did not fill the one in
     # which it began; those without a try, such as a night of pause, do not count.
-    for slots in (hour[-11:-1], hour[:-1], day[:-1]):
+    hour, day = (chart.slots[:-1] for chart in charts)
+    for slots in (hour[-10:], hour, day):
         rates = [slot.rate for before, slot in pairwise(slots) if before.tries and slot.tries]
         if any(rates):
             seconds = min(progress.left / fmean(rates), 3e9)

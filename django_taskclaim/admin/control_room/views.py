@@ -11,7 +11,6 @@ import django
 from asgiref.sync import sync_to_async
 from django.contrib import messages
 from django.contrib.admin import AdminSite
-from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.handlers.asgi import ASGIRequest
 from django.db import Error, models, router
@@ -32,13 +31,10 @@ from django.utils.translation import gettext as _
 from django_taskclaim import conf
 from django_taskclaim.admin.actions import claims_of, run_action
 from django_taskclaim.admin.confirming import Answer, Crumb, confirm
-from django_taskclaim.admin.control_room.charts import chart
 from django_taskclaim.admin.control_room.failures import (
-    GROUPS,
     Group,
     exported,
     keys_like,
-    name_of,
     sample,
 )
 from django_taskclaim.admin.control_room.forms import (
@@ -302,7 +298,7 @@ class ModelPage(OverviewPage):
         known = shared(request, (self.model, self.alias), read) if sees_all else read()
         seen = known.seen
         stored = seen.switch.overrides if seen and seen.switch else {}
-        groups = known.failed.groups[:GROUPS] if known.failed else []
+        meta = self.model._meta
         return {
             **vars(known),
             **self.line(seen),
@@ -310,25 +306,9 @@ class ModelPage(OverviewPage):
             "may_operate": self.may("operate", request),
             "may_configure": self.may("configure", request),
             "has_control": is_on(self.alias),
-            "forecast": forecast(seen, known.hour or [], known.day or []),
-            "charts": [
-                (name, title, slots is None, chart(slots or [], known.acts or []))
-                for name, title, slots in (
-                    ("hour", _("Last hour"), known.hour),
-                    ("day", _("Last 24 hours"), known.day),
-                )
-            ],
+            "forecast": forecast(seen, known.charts),
             "workers": worker_lines(known, sees_all=sees_all),
-            "failures": [
-                (
-                    group,
-                    [
-                        (name_of(row), self.admin_url("change", quote(row.key)))
-                        for row in group.samples
-                    ],
-                )
-                for group in groups
-            ],
+            "change_url": f"{self.site.name}:{meta.app_label}_{meta.model_name}_change",
             "settings_form": form or SettingsForm(self.model, stored=stored),
         }
 
