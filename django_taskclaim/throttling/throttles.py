@@ -23,6 +23,7 @@ from django_taskclaim.claim import clock
 from django_taskclaim.connecting import use_own_connection
 from django_taskclaim.contention import contention_retried
 from django_taskclaim.db import dialect_for
+from django_taskclaim.error_text import redact
 from django_taskclaim.tables import scope_of
 from django_taskclaim.throttling.breaker import CircuitBreaker, ThrottleState
 from django_taskclaim.throttling.health import Check, loaded, name_of
@@ -96,7 +97,8 @@ class HealthCheck:
         finally:
             connections.close_all()
         until = clock() + max(QUESTIONS_MISSED * every, SHORTEST_STOP)
-        self.state = ThrottleState(reason, until) if reason else None
+        # A report of 500 characters is enough for people, and is stored whatever they are.
+        self.state = ThrottleState(redact(reason)[:500], until) if reason else None
         self.has_answered = True
 
     def note_broken(self, why: str) -> None:

@@ -12,6 +12,7 @@ from django.db.models import Sum
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.throttling.throttles import Throttles
+from tests.commands import live_worker
 from tests.contention.conftest import failing
 from tests.factories import make
 from tests.testapp.models import Job, Photo, UuidKey
@@ -51,6 +52,16 @@ def test_nothing_is_claimed_while_a_check_says_stop(start_worker: Start) -> None
     assert states() == {"complete": 10, "open": 1}
     said = [event["text"] for event in worker.events("check_broken")]
     assert len([text for text in said if "no connection to the moon" in text]) == 1
+
+
+@pytest.mark.django_db
+def test_a_reason_that_no_database_takes_is_reported_all_the_same() -> None:
+    throttles = Throttles("w", "default", {Photo: [lambda using: "down: \x00" * 999]})
+    throttles.ask()
+    told = live_worker("testapp.Photo", throttles=wait_until(throttles.report))
+    told.refresh_from_db()
+    assert told.throttles[0]["reason"].startswith("down: ")
+    assert len(told.throttles[0]["reason"]) <= 500
 
 
 @pytest.mark.once
