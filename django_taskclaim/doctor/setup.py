@@ -1,7 +1,7 @@
 """The setup that claims need: tables, columns, an index, settings and a server in order."""
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -10,13 +10,14 @@ from django.core import checks
 from django.db import DatabaseError, connections, models, router, transaction
 
 from django_taskclaim.checks import OUR_APPS, TAG, check_servers
-from django_taskclaim.columns import has_ranges, is_companion, source_link
+from django_taskclaim.columns import has_ranges, is_claimable, is_companion, source_link
+from django_taskclaim.contention import Meaning, meaning_of
 from django_taskclaim.db.sql import real_name
-from django_taskclaim.fields import ClaimColumn
 from django_taskclaim.formatting import first_line, format_duration, listed
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.querysets.transactions import no_transaction
 from django_taskclaim.ranges.keys import source_of
 
 #: Dead rows that are too many to wait for before a vacuum.
@@ -32,14 +33,19 @@ def missing_tables(model: type[models.Model], alias: str) -> Iterator[checks.Che
     Raises the error of a database that does not answer.
     """
     for at, needed in _needed(model, alias).items():
-        connections[at].ensure_connection()
+        connection = connections[at]
+        connection.ensure_connection()
         # One command may make several tables; the first one is named.
         found: dict[str, str] = {}
         for one in needed:
+            # SQLite's transaction may wait for a writer. Inside the caller's an error would spoil what comes after it.
+            block = nullcontext() if no_transaction(connection) else transaction.atomic(using=at)
             try:
-                with transaction.atomic(using=at), connections[at].cursor() as cursor:
+                with block, connection.cursor() as cursor:
                     cursor.execute(_reads_nothing(one, at), ())
             except DatabaseError as error:
+                if meaning_of(error) is not Meaning.REFUSAL:
+                    raise
                 text = f"The table {real_name(one._meta.db_table)} on {at!r} cannot be read"
                 found.setdefault(_how_to_make(one, at), f"{text}: {first_line(error)}.")
         yield from (checks.Error(text, command) for command, text in found.items())
@@ -78,7 +84,7 @@ def _how_to_make(model: type[models.Model], alias: str) -> str:
     if not meta.managed:
         return "Look at db_table and at DATABASES: migrations do not make this table (managed = False)."
     migrate = f"Run: manage.py migrate {meta.app_label} --database {alias}"
-    if any(isinstance(field, ClaimColumn) for field in meta.local_concrete_fields):
+    if is_claimable(model):
         return f"{migrate}; if no migration adds its claim columns, first manage.py claimadopt {meta.label}"
     return migrate
 

@@ -7,10 +7,13 @@ import pytest
 from django.db import connection, connections
 
 from django_taskclaim.doctor import examine, setup
+from django_taskclaim.management.base import lacking_of
 from django_taskclaim.models import Switch
 from tests.commands import nobody_answers, table_away
 from tests.doctor.support import changes_tables, doctor, doctor_text, handling, send
 from tests.factories import make
+from tests.querysets.support import DEADLINE, Rival, elsewhere
+from tests.sessions import end_sessions
 from tests.testapp.models import ClaimOnly, Photo
 
 pytestmark = changes_tables
@@ -31,6 +34,22 @@ def test_a_missing_table_is_named_with_the_command_that_makes_it(
     assert finding.is_serious()
     assert missing._meta.db_table in finding.msg
     assert command in finding.hint
+    assert ("claimadopt" in finding.hint) == (missing is ClaimOnly)
+
+
+def test_a_table_is_not_missing_where_a_writer_or_the_end_of_the_session_keeps_it_from_being_read() -> (
+    None
+):
+    rival = Rival()
+    rival.begin()
+    try:
+        # SQLite's one writer is the rival now.
+        connection.ensure_connection()
+        elsewhere(end_sessions).result(DEADLINE)
+        assert lacking_of([(Photo, "default")]) == []
+    finally:
+        rival.close()
+        connection.close()
 
 
 def test_a_missing_column_is_named_with_the_command_that_adds_it() -> None:
