@@ -97,7 +97,7 @@ class HealthCheck:
         finally:
             connections.close_all()
         until = clock() + max(QUESTIONS_MISSED * every, SHORTEST_STOP)
-        # A report of 500 characters is enough for people, and is stored whatever they are.
+        # Reports keep 500 characters, without those that a database refuses.
         self.state = ThrottleState(redact(reason)[:500], until) if reason else None
         self.has_answered = True
 
