@@ -7,13 +7,7 @@ from typing import Any
 from django.db import models
 
 from django_taskclaim.claim import COMPLETED as ENDED_WELL
-from django_taskclaim.columns import (
-    LINK,
-    KeyColumns,
-    is_claimable,
-    is_companion,
-    source_link,
-)
+from django_taskclaim.columns import LINK, KeyColumns, is_claimable, is_companion, source_link
 from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.db.sql import SQL, Change, KeyTable, OwnValues
 from django_taskclaim.exceptions import SourceGone, TaskClaimError

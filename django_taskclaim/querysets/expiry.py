@@ -19,12 +19,7 @@ from django_taskclaim.fields import QUARANTINED, is_quarantine_mark, is_unstarte
 from django_taskclaim.formatting import counted
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets.isolating import without_refused
-from django_taskclaim.querysets.operating import (
-    BulkVerb,
-    LockedRow,
-    in_chunks,
-    write_locked,
-)
+from django_taskclaim.querysets.operating import BulkVerb, LockedRow, in_chunks, write_locked
 from django_taskclaim.querysets.scope import (
     FAILED,
     ONE_MORE,

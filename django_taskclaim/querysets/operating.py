@@ -24,7 +24,7 @@ from django_taskclaim.querysets.isolating import send_around
 from django_taskclaim.querysets.scope import (
     AS_NEW,
     FAILED,
-    HELD_BY_ANOTHER,
+    NOW,
     ONE_MORE,
     OPEN_AGAIN,
     ClaimTarget,
@@ -250,21 +250,23 @@ def take_over(model: type[models.Model], by: str, reason: str, lease: Lease) -> 
     return StateChange(
         act="taken over",
         states=[Status.PROCESSING],
-        sets={**HELD_BY_ANOTHER, "claimed_by": holder, "expires_at": _lease(model, lease)},
+        sets=_held_by(holder, model, lease),
         except_held_by=holder,
         facts={"by": holder, "reason": reason.strip()},
     )
 
 
-def _lease(model: type[models.Model], lease: Lease) -> timedelta:
-    return policy_for(model).lease if lease is None else conf.DURATION.check(lease, "lease")
+def _held_by(holder: str, model: type[models.Model], lease: Lease) -> Columns:
+    """Return what makes a row a claim of *holder* that nobody else has the token of."""
+    duration = policy_for(model).lease if lease is None else conf.DURATION.check(lease, "lease")
+    token = {"claimed_by": holder, "iteration": ONE_MORE}
+    return {**token, "claimed_at": NOW, "expires_at": duration}
 
 
 def hand_over(model: type[models.Model], to: str, lease: Lease) -> Write:
     """Return what gives rows to another holder, as claims of their own."""
-    holder = checked_name(to, "to")
-    sets = {**HELD_BY_ANOTHER, "claimed_by": holder, "expires_at": _lease(model, lease)}
-    return Write(sets=sets, signal=rows_handed_over, facts={"to": holder})
+    sets = _held_by(checked_name(to, "to"), model, lease)
+    return Write(sets=sets, signal=rows_handed_over, facts={"to": to})
 
 
 # Deleting rows that are done

@@ -53,9 +53,6 @@ OPEN_AGAIN: Columns = {
 #: As if the row had never failed.
 AS_NEW: Columns = {"attempts": 0, "last_error": "", "error_class": ""}
 
-#: A claim of somebody else. The name and the lease are to be added.
-HELD_BY_ANOTHER: Columns = {"claimed_at": NOW, "iteration": ONE_MORE}
-
 
 # What a verb works on
 

@@ -336,8 +336,7 @@ def raise_lost(lost: Sequence[models.Model], written: Sequence[models.Model]) ->
         if (claim := claim_of(row)) is not None:
             claim.lost = True
             ambiguous += [row] if claim.ambiguous else []
-    carries_none = all(standing_claim(row) is None for row in lost)
-    reason = NO_CLAIM if carries_none else ""
+    reason = NO_CLAIM if all(standing_claim(row) is None for row in lost) else ""
     error = ClaimLost(lost, written, reason=reason)
     if ambiguous:
         error = CommitUnknown(lost, written, ambiguous, reason=reason)
