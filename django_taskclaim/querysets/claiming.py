@@ -38,8 +38,6 @@ from django_taskclaim.querysets.isolating import (
     is_of_a_row,
     is_unreadable,
     isolate_unreadable,
-    refusals,
-    remembered,
     send_around,
     without_refused,
 )
@@ -112,8 +110,7 @@ class ClaimCall:
         policies = policies_over(self.queryset.model).values()
         if policies:
             self.queryset = in_policy_order(self.queryset)
-        if remembered:
-            self.queryset = without_refused(self.queryset)
+        self.queryset = without_refused(self.queryset)
         self.target = target = ClaimTarget.of(self.queryset.model, self.queryset.db)
         self.deadline = self.started + self.lease.total_seconds()
         # What is held already is read again once its lease has been extended.
@@ -224,9 +221,8 @@ def _extend_held(call: ClaimCall) -> list[Claim]:
     """
     call.target.lock_holder(call.holder)
     held = _held(call)
-    lost = set(map(id, lock_claims(held)))
-    standing = Given([row for row in held if id(row) not in lost])
-    renewed = set(map(id, renew(standing, call.lease).renewed))
+    lock_claims(held)
+    renewed = set(map(id, renew(Given(held), call.lease).renewed))
     return carried_claims(row for row in held if id(row) in renewed)
 
 
@@ -299,15 +295,11 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
     may_have_committed = call.autocommits
     call.include_held = call.include_held or may_have_committed
     call.is_plain = call.autocommits = False
-    call.goes_around, target = True, call.target
+    call.goes_around = True
     try:
-        is_of_writing = is_of_a_row(target, error)
-        if not is_of_writing and not is_unreadable(call.queryset, error):
+        if not is_of_a_row(call.target, error) and not is_unreadable(call.queryset, error):
             raise error
         rows = _claim(call)
-        found = rows or call.unreadable or refusals(target.model, target.alias, call.started)
-        if is_of_writing and not found:
-            raise error
     except BaseException:
         if may_have_committed and not isinstance(error, AWAY):
             # The rows of the first try go back. If that fails too, they return when their leases end.

@@ -265,14 +265,11 @@ def _delete_fenced(
 
 def _while_held(rows: list[Any], using: str, write: Callable[[], R]) -> R:
     """Lock the tokens of *rows*, then *write* in the same transaction; ClaimLost where one stands no more."""
-    written: Any = None
     with transaction.atomic(using=using, savepoint=False):
         lost = lock_claims(rows)
         if not lost:
-            written = write()
-    if lost:
-        raise_lost(lost, [])
-    return cast("R", written)
+            return write()
+    raise_lost(lost, [])
 
 
 def _all_rows(model: type[models.Model], using: str | None, **hints: Any) -> models.QuerySet[Any]:
