@@ -93,24 +93,14 @@ def _write(target: ClaimTarget, outcome: str, rows: list[LockedRow]) -> int:
     written = write_locked(target, keys, condition, Change(target.setting(sets)))
     if not written:
         return 0
-    facts = {"keys": keys, "outcome": outcome, "holders": [row.claimed_by for row in rows]}
-    send_after_commit(rows_expired, target.model, target.alias, **facts)
-    label = target.model._meta.label
-    log = partial(
-        logger.log,
-        logging.ERROR if outcome == "failed" else logging.WARNING,
-        "%s of %s expired: %s",
-        counted(written, "row"),
-        label,
-        words,
-        extra={
-            "event": "expired",
-            "outcome": outcome,
-            "model": label,
-            "rows": written,
-            "keys": [str(key) for key in keys],
-        },
-    )
+    model, holders = target.model, [row.claimed_by for row in rows]
+    facts = {"keys": keys, "outcome": outcome, "holders": holders}
+    send_after_commit(rows_expired, model, target.alias, **facts)
+    what = counted(written, "row"), model._meta.label, words
+    level = logging.ERROR if outcome == "failed" else logging.WARNING
+    extra = {"event": "expired", "outcome": outcome, "model": model._meta.label, "rows": written}
+    extra["keys"] = [str(key) for key in keys]
+    log = partial(logger.log, level, "%s of %s expired: %s", *what, extra=extra)
     after_commit(target.alias, log)
     return written
 

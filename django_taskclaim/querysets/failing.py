@@ -113,14 +113,9 @@ def fail_unreadable(unreadable: Iterable[tuple[models.Model, Exception]]) -> Non
             continue
         except Exception as refused:
             outcome = f"it could not be failed ({describe(refused)})"
-        logger.error(
-            "%s %s cannot be read, so %s: %s. The other rows go on.",
-            label,
-            key,
-            outcome,
-            describe(error).rstrip("."),
-            extra={"event": "unreadable", "model": label, "rows": 1, "keys": [str(key)]},
-        )
+        facts = {"event": "unreadable", "model": label, "rows": 1, "keys": [str(key)]}
+        what = label, key, outcome, describe(error).rstrip(".")
+        logger.error("%s %s cannot be read, so %s: %s. The other rows go on.", *what, extra=facts)
 
 
 def release(rows: object, wait: timedelta | None = None, *, quarantined: bool = False) -> int:
