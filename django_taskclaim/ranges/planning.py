@@ -128,14 +128,6 @@ def end_of_source(model: type[models.Model], alias: str) -> Key | None:
     return key_at(RangeTarget(model, alias).rows().reverse(), 0)
 
 
-def is_unplanned(model: type[models.Model], alias: str, until: Key | None) -> bool:
-    """Say whether workers have ranges to plan yet, up to the key *until*; False without one."""
-    if getattr(model, "plan_ahead", None) is None or until is None:
-        return False
-    target = RangeTarget(model, alias)
-    return target.rows(target.decode(end_of_plan(target)[0]), until).exists()
-
-
 # Late commits
 
 

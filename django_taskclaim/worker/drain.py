@@ -13,7 +13,7 @@ from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.isolating import refusals, without_refused
 from django_taskclaim.querysets.scope import in_state, is_due
-from django_taskclaim.ranges.planning import end_of_source, is_unplanned, open_more
+from django_taskclaim.ranges.planning import end_of_source, open_more
 from django_taskclaim.states import Status
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
@@ -98,13 +98,9 @@ class Drain:
         return True
 
     def _is_left(self, handler: Handler) -> bool:
-        """Say whether a model has rows to be done, or ranges to be planned."""
+        """Say whether a model has rows to be done; ranges that are still to be planned are planned."""
         # In this order: what somebody plans in between is open then.
-        if self._plans(handler) and is_unplanned(
-            handler.model, self.options.using, self._end_of_source(handler)
-        ):
-            return True
-        return bool(self._unfinished(handler).exists())
+        return self.open_more(handler) or bool(self._unfinished(handler).exists())
 
     def _unfinished(self, handler: Handler) -> Any:
         is_unfinished = in_state(claim_columns(handler.model), Status.OPEN, Status.PROCESSING)
