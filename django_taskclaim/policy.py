@@ -38,16 +38,14 @@ Rule: TypeAlias = type[Permanent] | RetryLater | None
 def _read_errors(errors: object) -> dict[type[BaseException], Rule]:
     if errors is None:
         return {}
-    if not isinstance(errors, Mapping):
+    if not isinstance(errors, Mapping) or not all(map(_is_rule, errors, errors.values())):
         raise ValueError
-    for kind, rule in errors.items():
-        if not isinstance(kind, type) or not issubclass(kind, BaseException):
-            raise ValueError(f"errors must name exception classes, not {kind!r:.200}.")
-        if rule not in (Permanent, None) and not isinstance(rule, RetryLater):
-            raise ValueError(
-                f"errors must say Permanent, RetryLater(seconds) or None for {kind.__name__}, not {rule!r:.200}."
-            )
     return dict(errors)
+
+
+def _is_rule(kind: object, rule: object) -> bool:
+    is_error = isinstance(kind, type) and issubclass(kind, BaseException)
+    return is_error and (rule in (Permanent, None) or isinstance(rule, RetryLater))
 
 
 def _read_limits(limits: object) -> dict[str, int]:
@@ -84,7 +82,8 @@ class Policy:
     )
     #: What errors of these classes mean, and of their subclasses that are not named themselves.
     errors: Mapping[type[BaseException], Rule] = conf.option(
-        Kind("a mapping from exception classes to what they mean", _read_errors), hash=False
+        Kind("a mapping from exception classes to Permanent, RetryLater(…) or None", _read_errors),
+        hash=False,
     )
     #: What becomes of a row that is done.
     completion: Completion = conf.option(Kind("a completion", as_completion), default="mark")

@@ -50,11 +50,7 @@ class ClaimHandle:
 
     def __repr__(self) -> str:
         claim = claim_of(self._row)
-        return (
-            f"<no claim on {self._row!r}>"
-            if claim is None
-            else f"<claim {claim.token} on {self._row!r}>"
-        )
+        return f"<claim {claim and claim.token} on {self._row!r}>"
 
     @property
     def token(self) -> Token:
