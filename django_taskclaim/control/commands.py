@@ -3,7 +3,7 @@
 from typing import Any
 
 from django.apps import apps
-from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.core.exceptions import ImproperlyConfigured
 from django.db import models, transaction
 from django.utils.translation import gettext as _
 
@@ -23,7 +23,7 @@ def send_command(
     """Tell one worker process to ``drain``, ``stop`` or ``release``; it obeys within five seconds.
 
     Another command replaces one that it has not obeyed yet. Each model that it serves gets an act. Refused inside a
-    transaction, as the verbs refuse it. ValidationError in one sentence for an unknown command, and for a process
+    transaction, as the verbs refuse it. ValueError in one sentence for an unknown command, and for a process
     that is silent or not listed: it would not obey. ImproperlyConfigured if the tables of this app are not on the
     database.
     """
@@ -35,15 +35,15 @@ def send_command(
     action = WORKER_COMMANDS.get(command)
     if action is None:
         given = {"command": repr(command), "commands": ", ".join(WORKER_COMMANDS)}
-        raise ValidationError(
+        raise ValueError(
             _("A worker cannot be told to %(command)s; it knows %(commands)s.") % given
         )
     worker = next((one for one in workers(using) if one.name == worker_name), None)
     if worker is None:
-        raise ValidationError(_("No worker is listed as %(name)s.") % {"name": repr(worker_name)})
+        raise ValueError(_("No worker is listed as %(name)s.") % {"name": repr(worker_name)})
     if not worker.alive:
         text = _("%(worker)s has been silent for a while, and would not obey. Release its rows.")
-        raise ValidationError(text % {"worker": worker.name})
+        raise ValueError(text % {"worker": worker.name})
     # A lock that is kept on this row would keep the process from its reports, and its leases.
     with transaction.atomic(using=using, durable=True):
         WorkerProcess.objects.using(using).filter(name=worker.name).update(command=command)

@@ -7,8 +7,9 @@ import pytest
 from django.db import InterfaceError, OperationalError, connection, router
 from django.test import Client
 
+from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets import operating
-from tests.admin.room import command_url, failed, recorded, said
+from tests.admin.room import command_url, failed, recorded, said, worker
 from tests.admin.test_acts import action, button, retry
 from tests.querysets.refusing import SAID, refused
 from tests.testapp.models import Photo
@@ -84,6 +85,14 @@ def test_a_row_that_the_database_refuses_is_left_alone_and_named(boss: Client) -
     with refused(Photo, when=f"OLD.id = {Photo.objects.latest('pk').pk}"):
         answer = button(boss)
     assert said(answer).startswith("3 photos were reset. Left alone: 1 that the database refuses")
+    assert SAID in said(answer)
+
+
+def test_a_command_that_cannot_be_stored_is_said_to_be_refused(boss: Client) -> None:
+    worker()
+    with refused(WorkerProcess, when="OLD.host = 'web-1'"):
+        answer = boss.post(command_url("drain"), {"reason": ""})
+    assert answer.status_code == 302
     assert SAID in said(answer)
 
 

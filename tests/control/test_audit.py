@@ -8,7 +8,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.contrib.contenttypes.models import ContentType
-from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError
 from django.urls import reverse
 
@@ -100,7 +100,7 @@ def test_a_command_that_nobody_can_obey_is_refused(monkeypatch: pytest.MonkeyPat
         (SILENT, "explode", "'explode'; it knows drain, stop, release"),
         ("nobody", "stop", "No worker is listed as 'nobody'"),
     ):
-        with pytest.raises(ValidationError, match=why):
+        with pytest.raises(ValueError, match=why):
             send_command(name, command, by="ada", using="default")
     known.refresh_from_db()
     assert known.command == ""

@@ -109,23 +109,12 @@ class SettingsForm(ReasonForm):
 
 
 def _without_overrides(model: type[models.Model]) -> dict[str, str]:
-    """Return what each field overrides, and where that comes from: ``50, from the handler``."""
+    """Return what holds for each field where nothing is stored."""
     handler, policy = handler_for(model), policy_for(model)
-    size = handler.batch_size if handler else conf.setting("BATCH_SIZE")
-    of_handler = {
-        "batch_size": handler and handler.own_batch_size,
-        "lease": policy.own_lease,
-        **{name: getattr(policy, name) for name in LIMITS},
-    }
-    default = gettext("%(value)s, the default")
-    otherwise = {
-        "batch_size": default % {"value": size},
-        "lease": default % {"value": override_as_text(policy.lease)},
-    }
-    if handler and not (conf.is_given("BATCH_SIZE") or handler.batch or handler.has_ranges):
-        otherwise["batch_size"] = gettext("rows for a second")
-    shown = {}
-    for name, value in of_handler.items():
-        given = gettext("%(value)s, from the handler") % {"value": override_as_text(value)}
-        shown[name] = given if value else otherwise.get(name, gettext("no limit"))
-    return shown
+    values = {name: override_as_text(getattr(policy, name) or "") for name in LIMITS}
+    values["lease"] = override_as_text(policy.lease)
+    values["batch_size"] = str(handler.batch_size if handler else conf.setting("BATCH_SIZE"))
+    is_given = conf.is_given("BATCH_SIZE") or (handler and handler.own_batch_size)
+    if handler and not (is_given or handler.batch or handler.has_ranges):
+        values["batch_size"] = gettext("rows for a second")
+    return values

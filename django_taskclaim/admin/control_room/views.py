@@ -5,13 +5,13 @@ A GET only shows; a POST acts.
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import django
 from asgiref.sync import sync_to_async
 from django.contrib import messages
 from django.contrib.admin import AdminSite
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.db import Error, models, router
 from django.http import (
@@ -63,7 +63,6 @@ from django_taskclaim.control.actions import (
     RESET,
     RESUME,
     WORKER_COMMANDS,
-    Instruction,
 )
 from django_taskclaim.control.audit import change_overrides, record_action, turn
 from django_taskclaim.control.commands import models_of, rows_held_by, send_command, tables_of
@@ -80,9 +79,6 @@ TEMPLATES = "admin/taskclaim/control_room"
 #: Milliseconds between two refreshes.
 EVERY = 2500
 
-#: What answers an address: it is given the request, and the last part of the address.
-View: TypeAlias = Callable[[HttpRequest, str], HttpResponseBase]
-
 
 class OverviewPage:
     """The page of all models on one AdminSite; what is done there is done to all of them."""
@@ -90,17 +86,12 @@ class OverviewPage:
     model: type[models.Model] | None = None
     model_admin: Any = None
     templates = ("overview.html", "overview_live.html")
+    #: Which method answers each address, by its last part.
+    views = {"": "show", "live": "show", PAUSE.name: "turn", RESUME.name: "turn"}
 
     def __init__(self, site: AdminSite) -> None:
         self.site = site
-
-    @property
-    def name(self) -> str:
-        return _("all models")
-
-    @property
-    def title(self) -> str:
-        return _("Control room")
+        self.name, self.title = _("all models"), _("Control room")
 
     def url(self, page: str = "") -> str:
         return self.address("taskclaim_control_changelist") + (f"{page}/" if page else "")
@@ -130,16 +121,12 @@ class OverviewPage:
 
     # What it answers
 
-    @property
-    def views(self) -> dict[str, View]:
-        """What answers each address, by its last part."""
-        return {"": self.show, "live": self.show, PAUSE.name: self.turn, RESUME.name: self.turn}
-
     def answer(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Answer one of the addresses of the page."""
         if page not in self.views:
             raise Http404
-        return self.views[page](request, page)
+        response: HttpResponseBase = getattr(self, self.views[page])(request, page)
+        return response
 
     def show(self, request: HttpRequest, page: str = "", **given: Any) -> HttpResponseBase:
         """Answer with the whole page, or with the part of it that its script refreshes."""
@@ -186,6 +173,18 @@ class OverviewPage:
         back = self.back(request).url
         return confirm(request, back=back, crumbs=self.crumbs, site=self.site, **page)
 
+    def attempt(
+        self, request: HttpRequest, do: Callable[[], object], done: str
+    ) -> HttpResponseBase:
+        """Do something, say that it is *done* or what is wrong, and return to the page."""
+        try:
+            do()
+        except (ValueError, Error, TaskClaimError) as error:
+            messages.error(request, first_line(error))
+        else:
+            messages.success(request, done)
+        return self.back(request)
+
     def turn(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask, and then pause or resume claims of the model, or of all on every database.
 
@@ -195,13 +194,8 @@ class OverviewPage:
         action, name = PAUSE if off else RESUME, self.name
 
         def run(answer: Answer) -> HttpResponseBase:
-            try:
-                turn(self.model, off=off, by=request.user, **answer)
-            except TaskClaimError as error:
-                messages.error(request, str(error))
-            else:
-                messages.success(request, f"{capfirst(name)}: {action.done}.")
-            return self.back(request)
+            do = partial(turn, self.model, off=off, by=request.user, **answer)
+            return self.attempt(request, do, f"{capfirst(name)}: {action.done}.")
 
         every = _("This is about all models, also about those that you do not see.")
         return self.ask(
@@ -221,30 +215,21 @@ class ModelPage(OverviewPage):
 
     model: type[models.Model]
     templates = ("page.html", "live.html")
+    views = {
+        **OverviewPage.views,
+        **dict.fromkeys(WORKER_COMMANDS, "command"),
+        **{name: name for name in ("settings", "retry", "export")},
+    }
 
     def __init__(self, site: AdminSite, model: type[models.Model]) -> None:
         super().__init__(site)
         registered: dict[Any, Any] = site._registry
-        self.model = model
+        self.model, self.label = model, model._meta.label
         self.model_admin = registered.get(model)
-
-    @property
-    def alias(self) -> str:
-        """The database whose rows the page shows."""
-        return router.db_for_write(self.model)
-
-    @property
-    def name(self) -> str:
-        """The plural of what the rows are called."""
-        return str(self.model._meta.verbose_name_plural)
-
-    @property
-    def title(self) -> str:
-        return _("%(name)s: control room") % {"name": capfirst(self.name)}
-
-    @property
-    def label(self) -> str:
-        return self.model._meta.label
+        self.name = str(model._meta.verbose_name_plural)
+        self.title = _("%(name)s: control room") % {"name": capfirst(self.name)}
+        #: The database whose rows the page shows.
+        self.alias = router.db_for_write(model)
 
     def url(self, page: str = "") -> str:
         return f"{super().url(self.model._meta.label_lower)}{f'{page}/' if page else ''}"
@@ -267,12 +252,6 @@ class ModelPage(OverviewPage):
             rows: models.QuerySet[Any] = self.model_admin.get_queryset(request).using(self.alias)
             return rows
         return models.QuerySet(self.model, using=self.alias)
-
-    @property
-    def views(self) -> dict[str, View]:
-        commands = dict.fromkeys(WORKER_COMMANDS, self.command)
-        forms = {"settings": self.settings, "retry": self.retry, "export": self.export}
-        return {**super().views, **commands, **forms}
 
     # What it shows
 
@@ -333,12 +312,14 @@ class ModelPage(OverviewPage):
             messages.warning(request, gone % {"name": name})
             return self.back(request)
 
-        def run(answer: Answer) -> HttpResponse:
+        def run(answer: Answer) -> HttpResponseBase:
             if not worker.alive and action is GIVE_BACK:
-                self._release_all(request, worker, answer["reason"])
-            else:
-                self._send(request, worker, action, answer["reason"])
-            return self.back(request)
+                return self._release_all(request, worker, answer["reason"])
+            facts: dict[str, Any] = {"by": request.user, "using": self.alias, **answer}
+            told = _("The worker process %(worker)s has been told.") % {"worker": worker.name}
+            return self.attempt(
+                request, partial(send_command, worker.name, action.name, **facts), told
+            )
 
         return self.ask(
             request,
@@ -352,7 +333,9 @@ class ModelPage(OverviewPage):
             run=run,
         )
 
-    def _release_all(self, request: HttpRequest, worker: WorkerProcess, reason: str) -> None:
+    def _release_all(
+        self, request: HttpRequest, worker: WorkerProcess, reason: str
+    ) -> HttpResponseBase:
         """Release all rows of a silent process: it would obey no command."""
         for model in tables_of(worker):
             run_action(
@@ -362,18 +345,7 @@ class ModelPage(OverviewPage):
                 model_admin=ModelPage(self.site, model).model_admin,
                 reason=" – ".join(filter(None, [worker.name, reason])),
             )
-
-    def _send(
-        self, request: HttpRequest, worker: WorkerProcess, action: Instruction, reason: str
-    ) -> None:
-        facts: dict[str, Any] = {"by": request.user, "reason": reason, "using": self.alias}
-        try:
-            send_command(worker.name, action.name, **facts)
-        except ValidationError as error:
-            messages.error(request, " ".join(error.messages))
-        else:
-            told = _("The worker process %(worker)s has been told.")
-            messages.success(request, told % {"worker": worker.name})
+        return self.back(request)
 
     def settings(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Set the overrides that were changed, or show the form again with its errors."""
@@ -383,21 +355,14 @@ class ModelPage(OverviewPage):
             # The login form leads here when a form was sent after the session had ended.
             return self.back(request)
         form = SettingsForm(self.model, request.POST)
-        if form.is_valid() and self._change(request, form):
-            messages.success(request, _("Workers follow within a few seconds."))
+        if not form.is_valid():
+            return self.show(request, form=form)
+        if not form.values:
+            messages.warning(request, _("Nothing was changed."))
             return self.back(request)
-        return self.show(request, form=form)
-
-    def _change(self, request: HttpRequest, form: SettingsForm) -> bool:
         reason = form.cleaned_data["reason"]
-        try:
-            if form.values:
-                change_overrides(self.model, form.values, by=request.user, reason=reason)
-        except ValueError as error:
-            form.add_error("lease", str(error))
-        except (Error, TaskClaimError) as error:
-            form.add_error(None, first_line(error))
-        return not form.errors
+        do = partial(change_overrides, self.model, form.values, by=request.user, reason=reason)
+        return self.attempt(request, do, _("Workers follow within a few seconds."))
 
     def retry(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then reset failed rows of the group: all, or the ten that failed last."""
