@@ -90,8 +90,7 @@ class MySQL(Dialect):
     def limit_lock_wait(self, seconds: float) -> Iterator[None]:
         # The server counts whole seconds.
         whole = max(1, math.ceil(seconds))
-        with restoring_setting(self, "innodb_lock_wait_timeout"):
-            self._set("innodb_lock_wait_timeout", whole)
+        with changed_setting(self, "innodb_lock_wait_timeout", whole):
             yield
 
     def end_idle_transactions(
@@ -111,10 +110,9 @@ class MySQL(Dialect):
     def guarded_transaction(self, idle: timedelta) -> Iterator[None]:
         # The setting is the session's. It is restored after the COMMIT, since a process may freeze just before that.
         name = "idle_transaction_timeout" if is_mariadb(self.connection) else "wait_timeout"
-        with restoring_setting(self, name):
-            self._set(name, max(1, math.ceil(idle.total_seconds())))
-            with self.own_transaction(durable=True):
-                yield
+        changed = changed_setting(self, name, max(1, math.ceil(idle.total_seconds())))
+        with changed, self.own_transaction(durable=True):
+            yield
 
     def session_mark(self) -> Raw | None:
         raw: Any = self.connection.connection
@@ -310,10 +308,11 @@ def is_mariadb(connection: BaseDatabaseWrapper) -> bool:
 
 
 @contextmanager
-def restoring_setting(dialect: Dialect, name: str) -> Iterator[None]:
-    """Give the session back, after the block, the setting that it has now: none counts for a transaction alone."""
+def changed_setting(dialect: Dialect, name: str, to: float) -> Iterator[None]:
+    """Change a setting of the session during the block, for none counts for a transaction alone."""
     ((before,),) = dialect.fetch(SQL(f"SELECT @@SESSION.{name}"))
     session = dialect.connection.connection
+    dialect.run(SQL(f"SET SESSION {name} = {to}"))
     try:
         yield
     finally:

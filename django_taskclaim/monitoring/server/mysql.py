@@ -8,7 +8,7 @@ from typing import Any
 from django.core.checks import CheckMessage
 from django.db import DatabaseError, NotSupportedError
 
-from django_taskclaim.db.mysql import is_mariadb, restoring_setting
+from django_taskclaim.db.mysql import changed_setting, is_mariadb
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
 from django_taskclaim.findings import message
 from django_taskclaim.monitoring.server.base import Server, option_hint
@@ -147,6 +147,5 @@ ORDER BY trx_started LIMIT 1
         name = "max_statement_time" if self._is_mariadb else "max_execution_time"
         unit = timedelta(seconds=1) if self._is_mariadb else timedelta(milliseconds=1)
         most = limit / unit if self._is_mariadb else max(1, int(limit / unit))
-        with restoring_setting(self.dialect, name):
-            self.dialect.run(SQL(f"SET SESSION {name} = {most}"))
+        with changed_setting(self.dialect, name, most):
             yield
