@@ -113,7 +113,7 @@ class Population:
 
 
 def _checked(sources: object, link: SourceLink, alias: str) -> Rows:
-    """Return a queryset of whole source rows, each once; TypeError or ValueError in a sentence for what is none."""
+    """Return a queryset of whole source rows, each once; TypeError in a sentence for what is none."""
     label = link.companion._meta.label
     if isinstance(sources, models.Manager):
         sources = sources.all()
@@ -122,12 +122,8 @@ def _checked(sources: object, link: SourceLink, alias: str) -> Rows:
             f"populate() of {label} takes a queryset of {link.source._meta.label}, not {sources!r:.200}."
         )
     refuse_unclaimable(sources)
-    beside = link.alias_beside(alias)
-    if vars(sources)["_db"] not in (None, beside):
-        raise ValueError(
-            f"The sources of {label} are on the database {beside!r}, and the queryset reads from {sources.db!r}."
-        )
     # The alias is named, because a router might send the query to a replica that lags behind.
+    beside = link.alias_beside(alias)
     return _each_once(sources.using(beside).order_by().select_related(None))
 
 
