@@ -71,7 +71,7 @@ class Verdict:
     wait: Callable[[], timedelta] = timedelta
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Policy:
     """The rules of one model's claims; a field left None follows the settings, read at the moment of use."""
 
@@ -83,17 +83,16 @@ class Policy:
     #: What errors of these classes mean, and of their subclasses that are not named themselves.
     errors: Mapping[type[BaseException], Rule] = conf.option(
         Kind("a mapping from exception classes to Permanent, RetryLater(…) or None", _read_errors),
-        hash=False,
     )
     #: What becomes of a row that is done.
     completion: Completion = conf.option(Kind("a completion", as_completion), default="mark")
     #: How many rows with one value of these columns are processing at once, at most.
     limit_per: Mapping[str, int] = conf.option(
-        Kind("a mapping from names of columns to numbers", _read_limits), hash=False
+        Kind("a mapping from names of columns to numbers", _read_limits)
     )
     #: In which order claims take rows whose queryset names none, as for ``QuerySet.order_by()``.
     order_by: Sequence[str | Combinable] = conf.option(
-        conf.list_of("a list of names and expressions", lambda _: True), default=(), hash=False
+        conf.list_of("a list of names and expressions", lambda _: True), default=()
     )
     #: How many rows all who claim may claim in a time, how many may be processing at once, and at which hours of the
     #: day rows are claimed; what is stored for the model goes before these.
