@@ -1,4 +1,4 @@
-"""Making the rows of a companion: by one INSERT … SELECT where the database can, else by keys, chunk by chunk."""
+"""Making the rows of a companion: by INSERT … SELECT where the database can, else by keys, chunk by chunk."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,13 +46,14 @@ class Population:
         NUMBER_OR_NONE.check(chunk_size, "chunk_size")
         if self.sources.query.is_empty():
             return 0
+        add = self._insert if self.is_one_statement else self._copy
         if chunk_size is None and self.is_one_statement:
-            return self._add(self._insert, self.sources)
+            return self._add(add, self.sources)
         keys, by_key = Keys(self.sources.model, self.sources.db), self.sources.order_by("pk")
         seen = added = 0
         for part in keys.parts(by_key, chunk_size or CHUNK):
             sources = self.sources.filter(keys.between(part.after, part.until))
-            added += self._add(self._copy, sources)
+            added += self._add(add, sources)
             seen += part.rows
             if progress is not None:
                 progress(seen, added)
