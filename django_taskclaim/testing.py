@@ -13,9 +13,8 @@ from typing import Any, cast
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import Error, connections, models, router, transaction
 
-from django_taskclaim.claim import carried_claims, clock, new_holder
+from django_taskclaim.claim import clock, new_holder
 from django_taskclaim.connecting import left_open
-from django_taskclaim.db.sql import Key
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.worker.batch import HeldRow, WorkItem, hold
@@ -74,13 +73,12 @@ def run_due(
     sizes = {handler.model: BatchSize(handler, threads=1)}
     writer = Writer(alias, inflight, counters, sizes, _is_never_away)
     run: list[HeldRow] = []
-    #: Each row once, even if it comes back due at once.
-    had: list[Key] = []
     while size := min(handler.batch_size, math.inf if limit is None else limit - len(run)):
-        rows, holder = handler.rows(alias).exclude(pk__in=had), new_holder("run_due")
+        # Each row once, even if it comes back due at once.
+        rows = handler.rows(alias).exclude(pk__in=[held.claim.pk for held in run])
+        holder = new_holder("run_due")
         call = ClaimCall(rows, int(size), holder, handler.lease, clock(), notes_start=True)
         claimed: list[Any] = claim(call)
-        had += [one.pk for one in carried_claims(claimed)]
         if not (claimed := prepare(handler, claimed)):
             break
         inflight.add(hold(handler, claimed))

@@ -25,8 +25,6 @@ class ThrottleState:
 
     reason: str
     until: float
-    #: Whether rows that were claimed but not started are to go back.
-    gives_back: bool = False
 
 
 class CircuitBreaker:
@@ -51,7 +49,7 @@ class CircuitBreaker:
     def heard(self, *, good: int = 0, bad: int = 0) -> None:
         """Count outcomes. While it rests they are late ones of before, and are ignored."""
         with self._lock:
-            if self.state is not None and clock() < self.state.until:
+            if self.rests():
                 return
             if self.state is not None and good:
                 self.state = None
@@ -68,6 +66,10 @@ class CircuitBreaker:
             elif bad and total >= self._outcomes and self._bad / total >= self._rate:
                 self._trip(f"{self._bad} of the last {total} tries failed")
 
+    def rests(self) -> bool:
+        """Say whether nothing may be claimed now; what has not started is to go back, because it would only fail."""
+        return self.state is not None and clock() < self.state.until
+
     def room(self) -> int | None:
         """Return how many rows may be claimed at once: a few after a rest, None for no limit."""
         return None if self.state is None else TRIAL
@@ -78,6 +80,6 @@ class CircuitBreaker:
     def _trip(self, reason: str) -> None:
         """Rest, twice as long as the last time if that was not long ago."""
         rests = min(2**self._trips, LONGEST_REST)
-        self.state = ThrottleState(reason, clock() + self._rest * rests, gives_back=True)
+        self.state = ThrottleState(reason, clock() + self._rest * rests)
         self._trips += 1
         self._begin_to_count()

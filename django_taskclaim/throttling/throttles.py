@@ -124,10 +124,11 @@ class Throttles:
         self.using = using
         self._checks = _checks(checks_of)
         is_on = conf.setting("BREAKER") is not None
-        self._breakers = {model: CircuitBreaker(model) for model in checks_of} if is_on else {}
+        #: Told how tries of their models ended; empty where the settings have none.
+        self.breakers = {model: CircuitBreaker(model) for model in checks_of} if is_on else {}
         #: What the last report of this process told.
         self._reported: dict[ThrottleKey, ThrottleState] = {}
-        if self._breakers:
+        if self.breakers:
             contention_retried.connect(self._count_contention)
 
     # What the claimer asks
@@ -136,34 +137,19 @@ class Throttles:
         """Return why *model* may not be claimed now, empty while it may; asks no database."""
         return next((state.reason for (of, _), state in self._states().items() if of is model), "")
 
-    def gives_back(self, model: type[Model]) -> bool:
-        """Whether rows of *model* that have not started are to go back, because they would only fail."""
-        return any(state.gives_back for (of, _), state in self._states().items() if of is model)
-
     def room(self, model: type[Model]) -> int | None:
         """Return how many rows of *model* one claim may take: None for no limit, 0 before the checks have answered."""
         if not all(check.has_answered for check in self._checks):
             return 0
-        breaker = self._breakers.get(model)
+        breaker = self.breakers.get(model)
         return None if breaker is None else breaker.room()
-
-    # What the circuit breaker hears
-
-    def has_breaker(self, model: type[Model]) -> bool:
-        """Whether the outcomes of tries of *model* count for anything."""
-        return model in self._breakers
-
-    def heard(self, model: type[Model], *, good: int = 0, bad: int = 0) -> None:
-        """Note how tries of *model* ended."""
-        if breaker := self._breakers.get(model):
-            breaker.heard(good=good, bad=bad)
 
     working_on = staticmethod(working_on)
 
     def _count_contention(self, **facts: object) -> None:
         # A renewal and other upkeep work on no model, so their contention is no failure of one.
-        if (model := _working_on.get()) is not None:
-            self.heard(model, bad=1)
+        if (model := _working_on.get()) in self.breakers:
+            self.breakers[model].heard(bad=1)
 
     # What the service thread does
 
@@ -202,7 +188,7 @@ class Throttles:
 
     def _states(self) -> dict[ThrottleKey, ThrottleState]:
         """Return the stops that are in force."""
-        sources: list[HealthCheck | CircuitBreaker] = [*self._checks, *self._breakers.values()]
+        sources: list[HealthCheck | CircuitBreaker] = [*self._checks, *self.breakers.values()]
         return {
             (model, one.name): state
             for one in sources

@@ -16,6 +16,7 @@ from django_taskclaim.connecting import (
     tidy_up,
 )
 from django_taskclaim.exceptions import Permanent
+from django_taskclaim.throttling.breaker import CircuitBreaker
 from django_taskclaim.worker.batch import Done, Failed, WorkItem
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
@@ -51,12 +52,12 @@ class Executor(WorkerThread):
                 "%s came back after its time was over; its result is not written",
                 named(item.called[0].row),
             )
-        elif self.throttles.has_breaker(item.handler.model):
-            self._inform_breaker(item)
+        elif breaker := self.throttles.breakers.get(item.handler.model):
+            self._inform(breaker, item)
 
-    def _inform_breaker(self, item: WorkItem) -> None:
+    def _inform(self, breaker: CircuitBreaker, item: WorkItem) -> None:
         """Count what says something of the surroundings: a bad row, and one put back, say nothing."""
-        model, good, bad = item.handler.model, 0, 0
+        good, bad = 0, 0
         for outcome in item.outcomes:
             match outcome:
                 case Done() | Ended(completed=True):
@@ -65,10 +66,10 @@ class Executor(WorkerThread):
                     bad += not isinstance(error, Permanent)
                 case Ended(failure=(_, _), permanent=False):
                     bad += 1
-        self.throttles.heard(model, good=good, bad=bad)
-        if self.throttles.gives_back(model):
+        breaker.heard(good=good, bad=bad)
+        if breaker.rests():
             # At once, or the rest of a quick handler's batch would fail, too.
-            self.service.keeper.withdraw(model)
+            self.service.keeper.withdraw(item.handler.model)
 
     def _idle_beside(self, lease: timedelta = timedelta()) -> timedelta:
         """Return how long the server lets a transaction be idle: twice the *lease* of the rows worked on in it.
@@ -108,7 +109,8 @@ class HandlerThread(Executor):
             # Leases may have changed, and rows that were claimed before keep theirs. Those of an item are of one claim.
             self._prepare_for(self._idle_beside(item.rows[0].claim.lease))
             with self.throttles.working_on(item.handler.model):
-                self.running.run(item, with_next=not self.throttles.has_breaker(item.handler.model))
+                is_unheard = item.handler.model not in self.throttles.breakers
+                self.running.run(item, with_next=is_unheard)
         except BaseException as error:
             # The thread goes on; without a result the rows are left to their leases.
             broken(f"{named(item.rows[0].row)} could not be run", error)

@@ -44,9 +44,8 @@ class Child:
     process: SpawnProcess | None = None
     #: Until it has ended and all that it sent is read.
     link: Connection | None = None
-    ready: bool = False
-    #: The process has sent that it ends as asked, so its exit code can be trusted.
-    exits_cleanly: bool = False
+    #: What the process has sent: ``ready``, and ``exiting`` when it ends as asked, so its exit code can be trusted.
+    sent: set[bytes] = field(default_factory=set)
     sign_at: float = 0.0
     failed_starts: int = 0
     #: By ``clock()``, when a process is started where there is none.
@@ -57,7 +56,7 @@ class Child:
     @property
     def is_well(self) -> bool:
         """Whether it works and has sent a sign of life lately, or has ended as asked."""
-        is_alive = self.ready and clock() - self.sign_at < SIGN_WITHIN
+        is_alive = b"ready" in self.sent and clock() - self.sign_at < SIGN_WITHIN
         return is_alive or self.code is not None
 
     def start(self) -> None:
@@ -75,19 +74,14 @@ class Child:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         theirs.close()
-        self.process, self.link = process, ours
-        self.ready, self.exits_cleanly = False, False
+        self.process, self.link, self.sent = process, ours, set()
 
     def receive(self) -> None:
         """Read what the process has sent since the last time."""
         try:
             while self.link is not None and self.link.poll():
-                word = self.link.recv_bytes()
+                self.sent.add(self.link.recv_bytes())
                 self.sign_at = clock()
-                if word == b"ready":
-                    self.ready = True
-                elif word == b"exiting":
-                    self.exits_cleanly = True
         except (EOFError, OSError):
             # It has ended; its exit code says how.
             self.link = None
@@ -177,15 +171,17 @@ class Supervisor:
         self._kill_at = min(self._kill_at, clock() + limit)
         for child in self.children:
             child.send(b"stop" if is_first else b"now")
-            if child.process is None and child.code is None:
+            if child.process is None and child.code != ExitCode.CUT_SHORT:
+                # Also where one has left work before.
                 child.code = ExitCode.ENDED
 
     def _judge(self, child: Child, code: int) -> None:
         """Say what comes after a process that has ended with this code."""
+        exits_cleanly = b"exiting" in child.sent
         if self._signals:
-            is_asked = child.exits_cleanly and code != ExitCode.CUT_SHORT
+            is_asked = exits_cleanly and code != ExitCode.CUT_SHORT
             child.code = ExitCode.ENDED if is_asked else ExitCode.CUT_SHORT
-        elif child.exits_cleanly and code != ExitCode.RECYCLE:
+        elif exits_cleanly and code != ExitCode.RECYCLE:
             # By itself, or because somebody else stopped it.
             child.code = code
         else:
@@ -193,7 +189,7 @@ class Supervisor:
 
     def _restart(self, child: Child, code: int) -> None:
         name = child.options.name
-        child.failed_starts = 0 if child.ready else child.failed_starts + 1
+        child.failed_starts = 0 if b"ready" in child.sent else child.failed_starts + 1
         if child.failed_starts >= HOPELESS:
             logger.error("%s died %d times before it was ready; giving up", name, HOPELESS)
             child.code = ExitCode.CUT_SHORT
@@ -204,10 +200,8 @@ class Supervisor:
 
     def _exit_code(self) -> int:
         codes = {child.code for child in self.children}
-        if ExitCode.CUT_SHORT in codes:
-            return ExitCode.CUT_SHORT
-        is_left = ExitCode.WORK_LEFT in codes and not self._signals
-        return ExitCode.WORK_LEFT if is_left else ExitCode.ENDED
+        worst = (ExitCode.CUT_SHORT, ExitCode.WORK_LEFT)
+        return next((code for code in worst if code in codes), ExitCode.ENDED)
 
 
 def _how(code: int) -> str:
