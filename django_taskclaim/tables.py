@@ -136,12 +136,10 @@ class Control(Switch):
 class WorkerProcess(models.Model):
     """A worker that is, or was lately, alive: what ``claimstatus`` and the control page show."""
 
+    #: ``<worker>@<host>:<pid>``.
     name = HolderField(primary_key=True)
     #: Of the models it claims, all of them: others share a rate by what stands here.
     labels = models.TextField(default="", blank=True)
-    host = models.CharField(max_length=200)
-    pid = models.IntegerField()
-    version = models.CharField(max_length=50)
     started_at = MomentField()
     seen_at = MomentField(db_index=True)
     #: What a person has told it to do, until it obeys: the name of one of ``WORKER_COMMANDS``.

@@ -140,9 +140,6 @@ def live_worker(*labels: str, seen: int = 1, **facts: Any) -> WorkerProcess:
     return WorkerProcess.objects.create(
         name=f"worker@host:{number}",
         labels=", ".join(labels),
-        host="host",
-        pid=number,
-        version="1",
         started_at=ago,
         seen_at=ago,
         **facts,

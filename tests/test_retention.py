@@ -24,12 +24,10 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 #: At most one row for each model.
 BOUNDED = {RateLevel, Switch}
 
-PROCESS = {"host": "h", "pid": 1, "version": "1"}
-
 #: The setting that limits the age (a day without one), the columns that tell it, the one that differs, and what else a
 #: row needs.
 AGES: dict[Any, tuple[str, str, str, dict[str, Any]]] = {
-    WorkerProcess: ("", "started_at seen_at", "name", PROCESS),
+    WorkerProcess: ("", "started_at seen_at", "name", {}),
     NamedLease: ("", "claimed_at", "name", {}),
     OperatorAct: ("RETENTION", "at", "by", {"act": "reset"}),
     ThroughputMinute: ("RETENTION", "at", "process", {"model": "testapp.photo"}),

@@ -3,9 +3,7 @@
 It has a list of duties, and looks through it several times a second.
 """
 
-import os
 import random
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +13,6 @@ from typing import Any
 from django.db.models import Model
 from django.utils.module_loading import import_string
 
-import django_taskclaim
 from django_taskclaim import conf
 from django_taskclaim.claim import clock, process_name
 from django_taskclaim.connecting import (
@@ -250,15 +247,8 @@ class Service(WorkerThread):
             "last_error": str(refused[-1])[:500] if refused else counters.last_error,
         }
         if not rows.filter(name=self.process).update(**facts):
-            rows.create(
-                name=self.process,
-                labels=", ".join(self.options.labels),
-                host=socket.gethostname()[:200],
-                pid=os.getpid(),
-                version=django_taskclaim.__version__,
-                started_at=DatabaseNow(),
-                **facts,
-            )
+            labels = ", ".join(self.options.labels)
+            rows.create(name=self.process, labels=labels, started_at=DatabaseNow(), **facts)
         return True
 
     def _sign_off(self) -> None:

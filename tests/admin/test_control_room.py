@@ -327,8 +327,7 @@ def test_an_empty_field_shows_what_holds_without_it(boss: Client) -> None:
 
 def test_texts_of_others_stay_text_on_every_page(boss: Client) -> None:
     failed(1, f"bad {SCRIPT}")
-    facts = {"host": SCRIPT, "version": SCRIPT, "throttles": throttled(SCRIPT)}
-    worker(f"{SCRIPT}@h:1", last_error=SCRIPT, **facts)
+    worker(f"{SCRIPT}@h:1", last_error=SCRIPT, throttles=throttled(SCRIPT))
     pause(Photo, by=SCRIPT, reason=SCRIPT)
     now = timezone.now()
     OperatorAct.objects.create(
