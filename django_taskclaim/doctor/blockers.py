@@ -20,7 +20,7 @@ from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.monitoring.overview import Overview, throttles_by_source
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.scope import in_state
+from django_taskclaim.querysets.scope import in_state, is_open
 from django_taskclaim.querysets.why_empty import WhyEmpty
 from django_taskclaim.states import Status
 from django_taskclaim.switch import describe_pause, paused_model
@@ -112,8 +112,10 @@ def _hidden(seen: Overview) -> Reasons:
     # Nothing hides a row but a condition. Where open rows are too many to count, the hidden ones are too.
     if not rows.query.where or Status.OPEN in seen.estimated:
         return
+    # Only the open ones among them: PostgreSQL reads a long list again for each row.
+    shown = rows.filter(is_open(claim_columns(model)))
     every: Any = ClaimQuerySet(model, using=seen.alias).due()
-    if hidden := every.exclude(pk__in=rows.order_by().values("pk")).count():
+    if hidden := every.exclude(pk__in=shown.order_by().values("pk")).count():
         by = "handler's queryset" if found is not None and found.queryset else "default manager"
         yield checks.Warning(
             f"The {by} hides {counted(hidden, 'due row')} of {seen.due:,}, which no worker claims.",
