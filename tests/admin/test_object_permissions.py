@@ -199,7 +199,7 @@ def test_failures_that_the_user_may_not_see_are_not_shown_exported_or_retried(
     assert "no picture of nz" in page
     assert "no picture of au" not in page
     answer: Any = ada.post(own("export"))
-    exported = b"".join(answer.streaming_content).decode()
+    exported = answer.content.decode()
     assert exported.count("no picture of nz") == 6
     assert "no picture of au" not in exported
 

@@ -91,7 +91,7 @@ def test_failed_companions_are_named_by_their_sources(boss: Client) -> None:
         boss.get(overview("sources.pagetask", site="beside"))
     )
     answer: Any = boss.post(overview("sources.pagetask", "export", site="beside"))
-    lines = b"".join(answer.streaming_content).decode("utf-8-sig").splitlines()
+    lines = answer.content.decode("utf-8-sig").splitlines()
     assert lines[0].startswith("key,source,error,")
     assert lines[1].startswith(f"{row.pk},first,")
     Page.objects.filter(pk="first").delete()

@@ -4,16 +4,15 @@ import csv
 import hashlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db import Error, connections, models
+from django.db import connections, models
 from django.utils.translation import gettext as _
 
-from django_taskclaim import conf
-from django_taskclaim.columns import claim_columns, is_companion
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.monitoring.errors import LENGTH, TriedRow, backwards, tried_rows
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.states import Status
@@ -23,19 +22,27 @@ Rows = models.QuerySet[Any]
 #: So many failed rows are looked at for the page.
 MOST = 2_000
 
-#: To be read, each part of all failed rows may take so long.
-READING_LIMIT = timedelta(seconds=20)
+#: So many are exported, and to be read these, or each part of all failed rows, may take so long.
+EXPORTED, READING_LIMIT = 50_000, timedelta(seconds=20)
 
 #: Groups shown, and samples linked of each.
 GROUPS, SAMPLES = 12, 3
 
+#: A number, in a group of its own where it names a kind of error: "HTTP 404", "[Errno 111]", "(1213, 'Deadlock …')".
+_NUMBER = re.compile(
+    r"(^[1-5]\d\d(?![.,:]?\d)|^\(\d{1,5}(?=, ?['\"])"
+    r"|\b(?:https?(?:/[\d.]+)?|status|code|errno|error|exit|exited|response|returned|signal|sqlstate)"
+    r"(?:\s+(?:code|error|status|with|is|was))*[\s:=#(\[-]*\d{1,5}(?![.,:]?\d))"
+    r"|\d+(?:[.,:]\d+)*",
+    re.I,
+)
 #: What differs between errors of one kind, the longest first. Each becomes one sign.
 _VARIABLE = (
     (re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.I), "…"),
     (re.compile(r"\bhttps?://[^\s'\"<>)]+"), "URL"),
     (re.compile(r"(['\"]).{1,200}?\1"), "'…'"),
     (re.compile(r"\b0x[0-9a-f]+\b|\b(?=[0-9a-f]*\d)[0-9a-f]{12,}\b", re.I), "…"),
-    (re.compile(r"\d+(?:[.,:]\d+)*"), lambda number: number[0] if _is_code(number) else "#"),
+    (_NUMBER, lambda number: number[1] or "#"),
 )
 
 #: Stands for the time of a try that nobody has noted.
@@ -43,26 +50,6 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 #: What may stand in the place of these, and so ends what a message has in common with its group.
 _SIGNS = re.compile(r"[…#'\"]|URL")
-
-#: What stands before a number that names a kind of error, such as "HTTP", "status code: " or "[Errno ".
-_BEFORE_A_CODE = re.compile(
-    r"\b(?:https?(?:/[\d.]+)?|status|code|errno|error|exit|exited|response|returned|signal|sqlstate)"
-    r"(?:\s+(?:code|error|status|with|is|was))*[\s:=#(\[-]*$",
-    re.I,
-)
-#: What an error may begin with: "404 for https://…", "(1213, 'Deadlock found')".
-_FIRST_OF_ALL = re.compile(r"[1-5]\d\d(?!\d)|\(\d+, ?['\"]")
-
-
-def _is_code(number: re.Match[str]) -> bool:
-    """Say whether a number tells errors apart (404 from 503) rather than rows of one error."""
-    text = number.string
-    before = text[: number.start()]
-    if not number[0].isdigit() or len(number[0]) > 5:
-        return False
-    if before in {"", "("}:
-        return bool(_FIRST_OF_ALL.match(text))
-    return bool(_BEFORE_A_CODE.search(before[-40:]))
 
 
 def normalised(text: str) -> str:
@@ -132,14 +119,19 @@ class Sample:
         return self.groups[:GROUPS]
 
 
-def sample(rows: Rows, now: datetime) -> Sample:
-    """Group the failed rows at the end of the claim index, MOST at most, the latest last try first.
+def latest(rows: Rows, most: int) -> list[TriedRow]:
+    """Return the failed rows at the end of the claim index.
 
     No index knows when rows failed. At the end of the claim index are the rows that waited last and, of rows that
     never waited, the last keys.
     """
     behind = backwards(claim_columns(rows.model))
-    found = list(tried_rows(_failed(rows).order_by(*behind), MOST + 1))
+    return list(tried_rows(_failed(rows).order_by(*behind), most))
+
+
+def sample(rows: Rows, now: datetime) -> Sample:
+    """Group the latest failed rows, MOST at most, the latest last try first."""
+    found = latest(rows, MOST + 1)
     groups: dict[tuple[str, str], Group] = {}
     for failure in sorted(found[:MOST], key=lambda one: one.tried_at or _LONG_AGO, reverse=True):
         kind = failure.error, normalised(failure.text)
@@ -152,18 +144,6 @@ def sample(rows: Rows, now: datetime) -> Sample:
     return Sample(largest, min(len(found), MOST), capped=len(found) > MOST)
 
 
-def failed_rows(rows: Rows, size: int) -> Iterator[list[TriedRow]]:
-    """Yield the failed ones of *rows* in the order of their keys, *size* at a time."""
-    left = _failed(rows).order_by("pk")
-    while True:
-        with server_for(connections[rows.db]).bounded(READING_LIMIT):
-            part = list(tried_rows(left, size))
-        if not part:
-            return
-        yield part
-        left = left.filter(pk__gt=part[-1].key)
-
-
 def keys_like(rows: Rows, group: Group, size: int) -> Iterator[list[Any]]:
     """Yield the keys of all rows of the group, in their order, in parts of *size* at most."""
     columns = claim_columns(rows.model)
@@ -172,8 +152,14 @@ def keys_like(rows: Rows, group: Group, size: int) -> Iterator[list[Any]]:
         rows = rows.filter(**{columns.error_class.name: group.error})
     if columns.last_error is not None and (begins := _SIGNS.split(group.message)[0]):
         rows = rows.filter(**{f"{columns.last_error.name}__contains": begins})
-    for part in failed_rows(rows, size):
+    left = _failed(rows).order_by("pk")
+    while True:
+        with server_for(connections[rows.db]).bounded(READING_LIMIT):
+            part = list(tried_rows(left, size))
+        if not part:
+            return
         yield [failure.key for failure in part if group_of(failure) == group.id]
+        left = left.filter(pk__gt=part[-1].key)
 
 
 def _failed(rows: Rows) -> Rows:
@@ -181,39 +167,21 @@ def _failed(rows: Rows) -> Rows:
     return rows.filter(**{claim_columns(rows.model).status.name: Status.FAILED}).order_by()
 
 
-# A file for a spreadsheet, sent while it is read
+# A file for a spreadsheet
 
 
-def exported(rows: Rows, group: str = "") -> Iterator[str]:
-    """Return the failed ones of *rows* as lines of CSV, those of one group or all of them."""
-    # Said now: a server may send the lines once the language of the request is no longer that of its thread.
-    source = [_("source")] if is_companion(rows.model) else []
-    head = [_("key"), *source, _("error"), _("message"), _("last tried at (UTC)")]
-    return _csv_parts(rows, group, head, _("Not complete: the database did not answer in time."))
-
-
-def _csv_parts(rows: Rows, group: str, head: list[str], broken_off: str) -> Iterator[str]:
-    # Spreadsheets take a file without this mark for one in the system's own encoding.
-    yield "\ufeff" + _csv([head])
-    with_source = is_companion(rows.model)
-    try:
-        for part in failed_rows(rows, int(conf.setting("CHUNK_SIZE"))):
-            wanted = [row for row in part if not group or group_of(row) == group]
-            yield _csv([_cells(row, with_source=with_source) for row in wanted])
-    except Error:
-        yield _csv([[broken_off]])
-
-
-def _csv(lines: list[list[str]]) -> str:
+def as_csv(failures: Iterable[TriedRow]) -> str:
+    """Return a line of CSV for each row, below their heads."""
     text = io.StringIO()
-    csv.writer(text).writerows(lines)
+    # Spreadsheets take a file without this mark for one in the system's own encoding.
+    text.write("\ufeff")
+    writer = csv.writer(text)
+    writer.writerow([_("key"), _("source"), _("error"), _("message"), _("last tried at (UTC)")])
+    for row in failures:
+        tried = row.tried_at.isoformat(" ", "seconds") if row.tried_at is not None else ""
+        cells = map(_harmless, [str(row.key), row.source, row.error, row.text])
+        writer.writerow([*cells, tried])
     return text.getvalue()
-
-
-def _cells(row: TriedRow, *, with_source: bool) -> list[str]:
-    tried = row.tried_at.isoformat(" ", "seconds") if row.tried_at is not None else ""
-    texts = [str(row.key), *[row.source] * with_source, row.error, row.text]
-    return [*map(_harmless, texts), tried]
 
 
 #: Where a cell may begin for a spreadsheet with any separator, and what makes a formula there.

@@ -68,10 +68,10 @@ T = TypeVar("T")
 # Reading
 
 
-def in_time(alias: str, ask: Callable[[], T]) -> T | None:
-    """Return what *ask* reads from the database; None where that is not finished in PAGE_TIMEOUT."""
+def in_time(alias: str, ask: Callable[[], T], limit: timedelta | None = None) -> T | None:
+    """Return what *ask* reads from the database; None where that is not finished in PAGE_TIMEOUT, or *limit*."""
     try:
-        with server_for(connections[alias]).bounded(conf.duration("PAGE_TIMEOUT")):
+        with server_for(connections[alias]).bounded(limit or conf.duration("PAGE_TIMEOUT")):
             return ask()
     except (Error, TaskClaimError):
         if not connections[alias].in_atomic_block:

@@ -3,23 +3,20 @@
 A GET only shows; a POST acts.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import django
-from asgiref.sync import sync_to_async
 from django.contrib import messages
 from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
-from django.core.handlers.asgi import ASGIRequest
 from django.db import Error, models, router
 from django.http import (
     Http404,
     HttpRequest,
     HttpResponse,
     HttpResponseRedirect,
-    StreamingHttpResponse,
 )
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
@@ -32,9 +29,13 @@ from django_taskclaim import conf
 from django_taskclaim.admin.actions import claims_of, run_action
 from django_taskclaim.admin.confirming import Answer, Crumb, confirm
 from django_taskclaim.admin.control_room.failures import (
+    EXPORTED,
+    READING_LIMIT,
     Group,
-    exported,
+    as_csv,
+    group_of,
     keys_like,
+    latest,
     sample,
 )
 from django_taskclaim.admin.control_room.forms import (
@@ -409,7 +410,7 @@ class ModelPage(OverviewPage):
         return self.back(request) if is_over else redirect(request.get_full_path())
 
     def export(self, request: HttpRequest, page: str) -> HttpResponseBase:
-        """Stream the failed rows as CSV, all or those of a group, and record that somebody has them."""
+        """Answer with the latest failed rows as CSV, all or those of a group, and record that somebody has them."""
         if not self.may("view_control", request):
             raise PermissionDenied
         if request.method != "POST":
@@ -418,17 +419,16 @@ class ModelPage(OverviewPage):
         # It names the file, and stands in the record.
         if group and not (group.isascii() and group.isalnum()):
             raise Http404
-        record_action(self.model, "export", reason=group, using=self.alias, by=request.user)
-        lines = exported(self.rows(request), group)
-        # Django reads what is not asynchronous whole before an ASGI server sends it.
-        sent = _asynchronous(lines) if isinstance(request, ASGIRequest) else lines
-        response = StreamingHttpResponse(sent, content_type="text/csv; charset=utf-8")
+        read = partial(latest, self.rows(request), EXPORTED)
+        found = in_time(self.alias, read, READING_LIMIT)
+        if found is None:
+            messages.warning(request, _("The database did not answer in time."))
+            return self.back(request)
+        if group:
+            found = [row for row in found if group_of(row) == group]
+        facts: dict[str, Any] = {"reason": group, "using": self.alias, "by": request.user}
+        record_action(self.model, "export", rows=len(found), **facts)
+        response = HttpResponse(as_csv(found), content_type="text/csv; charset=utf-8")
         name = "-".join(filter(None, [self.model._meta.model_name, "failures", group])) + ".csv"
         response["Content-Disposition"] = f'attachment; filename="{name}"'
         return response
-
-
-async def _asynchronous(parts: Iterator[str]) -> AsyncIterator[str]:
-    following = sync_to_async(lambda: next(parts, None))
-    while (part := await following()) is not None:
-        yield part
