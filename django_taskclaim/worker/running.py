@@ -346,7 +346,7 @@ class Running:
         if answer.committed and using not in unclean:
             broken("An atomic handler has committed", error)
             return answer
-        return replace(answer, committed=False, error=answer.error or error)
+        return replace(answer, said=None, committed=False, error=answer.error or error)
 
     def _left_open(self) -> list[str]:
         return left_open()

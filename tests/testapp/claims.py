@@ -84,6 +84,8 @@ def do_together(jobs: list[BatchJob]) -> Any:
             time.sleep(float(job.act.partition(":")[2]))
         if job.act == "end":
             job.claim.complete()
+        if job.act == "leave_open":
+            acts.leave_open(job, "")
         job.counter += 1
     if all(job.act == "work" for job in jobs):
         return None
