@@ -51,7 +51,7 @@ def test_a_batch_answers_row_by_row(start_worker: Start) -> None:
 @pytest.mark.once
 @pytest.mark.promise(10)
 def test_a_batch_that_raises_is_halved_until_the_bad_row_is_alone(start_worker: Start) -> None:
-    """Only the row that raises, or leaves a transaction open, is charged; one that the handler ended itself is not run again."""
+    """Only that one is charged, as is one that leaves a transaction open; what the handler ended is not run again."""
     good = jobs(15)
     (ended,) = jobs(1, "end")
     bad = [*jobs(1, "raise"), *jobs(1, "leave_open")]
