@@ -50,7 +50,8 @@ class ClaimHandle:
 
     def __repr__(self) -> str:
         claim = claim_of(self._row)
-        return f"<claim {claim and claim.token} on {self._row!r}>"
+        shown = "no claim" if claim is None else f"claim {claim.token}"
+        return f"<{shown} on {self._row!r}>"
 
     @property
     def token(self) -> Token:
