@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.fields import as_utc
-from django_taskclaim.policy import Policy, policies_over
+from django_taskclaim.policy import policies_over
 from django_taskclaim.querysets.scope import ClaimTarget, is_running
 from django_taskclaim.querysets.transactions import refuse_old_snapshots
 from django_taskclaim.tables import (
@@ -108,9 +108,8 @@ class Hours(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What claims of the model that is called *scope* keep to, over all who claim; None is no limit."""
+    """What claims of a model keep to, over all who claim; None is no limit."""
 
-    scope: str
     rate: Rate | None = None
     max_running: int | None = None
     hours: Hours | None = None
@@ -127,22 +126,23 @@ class ModelLimits:
         return ", ".join(parts)
 
 
-def _in_force(model: type[models.Model], scope: str, switch: Switch | None) -> ModelLimits:
-    policies = [policy for cls, policy in policies_over(model).items() if scope_of(cls) == scope]
-    rate, most, hours = (_value(name, switch, policies) for name in LIMITS)
+def _in_force(model: type[models.Model], switches: dict[str, Switch]) -> ModelLimits:
+    rate, most, hours = (_value(name, model, switches) for name in LIMITS)
     return ModelLimits(
-        scope,
-        Rate.parse(rate) if rate else None,
-        most or None,
-        Hours.parse(hours) if hours else None,
+        Rate.parse(rate) if rate else None, most or None, Hours.parse(hours) if hours else None
     )
 
 
-def _value(name: str, switch: Switch | None, policies: list[Policy]) -> Any:
-    """Return what the switch stores, else what the nearest handler names."""
-    stored = getattr(switch, name, None)
-    named = (getattr(policy, name) for policy in policies)
-    return next(filter(None, named), None) if stored is None else stored
+def _value(name: str, model: type[models.Model], switches: dict[str, Switch]) -> Any:
+    """Return what the switch stores, else what the nearest handler names; that of a parent goes before a child's."""
+    for scope in own_scopes(model):
+        value = getattr(switches.get(scope), name, None)
+        for cls, policy in policies_over(model).items():
+            if value is None and scope_of(cls) == scope:
+                value = getattr(policy, name)
+        if value is not None:
+            return value
+    return None
 
 
 #: What the first claim under a rate may take.
@@ -189,9 +189,9 @@ class Stops(NamedTuple):
     pauses: list[Switch]
     #: The stop that ends by itself and holds for everyone.
     throttle: Switch | None
-    #: What all who claim keep to together: the model's own limits, and those of the models it inherits its claims from.
-    limits: list[ModelLimits]
-    #: The hours that are over: those that begin again last.
+    #: What all who claim keep to together.
+    limits: ModelLimits
+    #: The hours that are over.
     closed: LimitReached | None
 
     @property
@@ -213,7 +213,7 @@ def stops_of(model: type[models.Model], *, using: str | None = None) -> Stops:
     stored = any(found[scope].limits_claims for scope in own_scopes(model) if scope in found)
     (known.add if stored else known.discard)((using, model))
     now = next((as_utc(row.now) for row in found.values()), None)
-    if now is None and any(one.hours for one in _limits(model, found)):
+    if now is None and _in_force(model, found).hours:
         now = dialect_for(connections[using]).current_time()
     return stops_among(found, model, now)
 
@@ -224,24 +224,16 @@ def stops_among(
     """Return what of *switches* stops claims of *model* at the moment *now*; without one no hours are over."""
     off = {scope: row for scope, row in switches.items() if now and row.is_off(now)}
     throttles = [off[scope] for one in own_scopes(model) if (scope := throttle_scope(one)) in off]
-    limits = _limits(model, switches)
-    closed = [
-        LimitReached("hours", one, opens, (opens - now).total_seconds())
-        for one in limits
-        if now and one.hours and (opens := one.hours.opens_at(now)) is not None
-    ]
+    limits, closed = _in_force(model, switches), None
+    if now and limits.hours and (opens := limits.hours.opens_at(now)) is not None:
+        closed = LimitReached("hours", limits, opens, (opens - now).total_seconds())
     return Stops(
         own=switches.get(scope_of(model)) or Switch(),
         pauses=[off[scope] for scope in scopes_over(model) if scope in off],
         throttle=max(throttles, key=lambda row: as_utc(row.until), default=None),
         limits=limits,
-        closed=max(closed, key=lambda one: one.wait or 0.0, default=None),
+        closed=closed,
     )
-
-
-def _limits(model: type[models.Model], switches: dict[str, Switch]) -> list[ModelLimits]:
-    found = [_in_force(model, scope, switches.get(scope)) for scope in own_scopes(model)]
-    return [one for one in found if one]
 
 
 # What one claim may take
@@ -256,8 +248,9 @@ class Grant:
         self.reached: LimitReached | None = None
         self.stops = stops_of(target.model, using=target.alias)
         self._limits = self.stops.limits
-        self._rates = {one.scope: one.rate for one in self._limits if one.rate is not None}
-        self._levels = RateLevel.objects.using(target.alias)
+        #: All claims of the table count on one level.
+        self._scope = scope_of(target.columns.owner)
+        self._levels = RateLevel.objects.using(target.alias).filter(scope=self._scope)
 
     def begin(self, wanted: int, *, by_key: bool) -> int:
         """Return how many of the *wanted* rows may be claimed in the transaction that is open.
@@ -268,7 +261,7 @@ class Grant:
         self.reached = self.stops.closed
         if self.stops.closed:
             return 0
-        if by_key or self._rates or any(one.max_running for one in self._limits):
+        if by_key or self._limits.rate or self._limits.max_running:
             label = self._target.columns.owner._meta.label_lower
             refuse_old_snapshots(
                 self._target,
@@ -283,12 +276,10 @@ class Grant:
         return self.reached
 
     def _allowed(self, wanted: int) -> int:
-        stored = self._stored_levels()
-        now = self._target.dialect.current_time() if self._rates else None
-        for limits in self._limits:
-            if limits.rate is None or now is None:
-                continue
-            level = _level(limits.rate, stored.get(limits.scope), now)
+        target, limits = self._target, self._limits
+        if limits.rate is not None:
+            now = target.dialect.current_time()
+            level = self._level(limits.rate, now)
             if int(level) < wanted:
                 wanted = max(0, int(level))
                 # Once enough has become available that it is worth while to ask again.
@@ -296,11 +287,9 @@ class Grant:
                 wait = max(0.0, enough - (level - wanted)) / limits.rate.per_second
                 until = now + timedelta(seconds=wait)
                 self.reached = LimitReached("rate", limits, until, wait)
-        limited = [one for one in self._limits if one.max_running]
-        if not limited or not wanted:
+        most = limits.max_running
+        if not most or not wanted:
             return wanted
-        target, limits = self._target, min(limited, key=lambda one: one.max_running or 0)
-        most = limits.max_running or 0
         running = target.rows.order_by().filter(is_running(target.columns))
         held = len(target.dialect.first(running, target.table, most, target.columns.key))
         if most - held < wanted:
@@ -308,29 +297,24 @@ class Grant:
         return max(0, min(wanted, most - held))
 
     def charge(self, taken: int, allowed: int) -> None:
-        """Take so many rows off what each rate allows."""
+        """Take so many rows off what the rate allows."""
         if taken < allowed:
             # It was not for a limit that the claim took no more.
             self.reached = None
-        if not taken or not self._rates:
+        rate = self._limits.rate
+        if not taken or rate is None:
             return
         # By the clock of now: the rows may have been claimed much later than was asked, where the machine stood still.
         # What came meanwhile is capped first, else the minute from the claim on would exceed the rate.
-        now, stored = self._target.dialect.current_time(), self._stored_levels()
-        for scope, rate in self._rates.items():
-            level = _level(rate, stored.get(scope), now) - taken
-            if not self._levels.filter(scope=scope).update(level=level, at=now):
-                self._levels.create(scope=scope, level=level, at=now)
+        now = self._target.dialect.current_time()
+        level = self._level(rate, now) - taken
+        if not self._levels.update(level=level, at=now):
+            self._levels.create(scope=self._scope, level=level, at=now)
 
-    def _stored_levels(self) -> dict[str, RateLevel]:
-        """Return how many rows each rate let be claimed after the last claim, by scope."""
-        rows = self._levels.filter(scope__in=self._rates) if self._rates else ()
-        return {row.scope: row for row in rows}
-
-
-def _level(rate: Rate, stored: RateLevel | None, now: datetime) -> float:
-    """Return how many rows may be claimed *now*, by what the last claim has *stored*."""
-    if stored is None or as_utc(stored.at) > now + AHEAD:
-        return FIRST_ROWS
-    seconds = max(0.0, (now - as_utc(stored.at)).total_seconds())
-    return min(rate.most, stored.level + seconds * rate.per_second)
+    def _level(self, rate: Rate, now: datetime) -> float:
+        """Return how many rows may be claimed *now*, by what the last claim has stored."""
+        stored = self._levels.first()
+        if stored is None or as_utc(stored.at) > now + AHEAD:
+            return FIRST_ROWS
+        seconds = max(0.0, (now - as_utc(stored.at)).total_seconds())
+        return min(rate.most, stored.level + seconds * rate.per_second)

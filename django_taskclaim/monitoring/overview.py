@@ -66,7 +66,7 @@ class Summary:
     #: The automatic stops in force, each of one process or of everyone, the one that holds longest first.
     throttles: list[Throttle] = field(default_factory=list)
     #: What all who claim keep to together.
-    limits: list[ModelLimits] = field(default_factory=list)
+    limits: ModelLimits = field(default_factory=ModelLimits)
     #: The model's own switch with its overrides; None where nothing was ever stored.
     switch: Switch | None = None
     #: The worker processes that serve this model, the living first.

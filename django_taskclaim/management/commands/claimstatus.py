@@ -256,8 +256,8 @@ class Command(ClaimCommand):
         if has_ranges(seen.model):
             planned, done = row_counts(seen.model, seen.alias)
             yield f"{counted(done, 'row')} done of about {planned:,}"
-        for limits in seen.limits:
-            yield f"all together keep to: {limits}"
+        if seen.limits:
+            yield f"all together keep to: {seen.limits}"
         if seen.switch is not None and seen.switch.overrides:
             who = seen.switch.set_by or "somebody"
             yield f"set by {who}: {in_words(seen.switch.overrides)}"
