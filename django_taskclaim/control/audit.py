@@ -55,7 +55,9 @@ def record_action(
     record failed.
     """
     label = EVERY_MODEL if model is None else scope_of(model)
-    subject = label if rows is None else f"{counted(rows, 'row')} of {label}"
+    subject = "all models" if model is None else label
+    if rows is not None:
+        subject = f"{counted(rows, 'row')} of {subject}"
     why = f": {reason}" if reason else ""
     facts = {"act": action, "rows": rows or 0, "by": str(by), "reason": reason, "key": key}
     logger.info(

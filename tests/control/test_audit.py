@@ -74,12 +74,14 @@ def test_the_admins_recent_actions_name_the_act_and_link_to_its_row(client: Any)
     types = ContentType.objects
     assert entry.content_type == types.get_for_model(PhotoProxy, for_concrete_model=False)
     assert entry.get_change_message() == "Reset: again"
+    record_action(None, "pause", by=user)
     record_action(Photo, "reset", rows=1204, by=user)
     record_action(Photo, "reset", rows=1, key=str(photo.pk), by=user)
     assert LogEntry.objects.earliest("pk").get_admin_url() is None
     client.force_login(user)
     page = client.get(reverse("admin:index")).content.decode()
     assert "1,204 rows of testapp.photo: reset" in page
+    assert "all models: claiming paused" in page
     assert f'href="{reverse("admin:testapp_photo_change", args=[photo.pk])}"' in page
 
 
