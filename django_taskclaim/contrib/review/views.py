@@ -1,6 +1,7 @@
 """The two pages: what a person holds, with a button that fetches more, and one row with its form."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,10 +27,12 @@ from django.views.generic.base import TemplateResponseMixin, View
 from django.views.generic.edit import ModelFormMixin
 from django.views.generic.list import MultipleObjectMixin
 
+from django_taskclaim import conf
 from django_taskclaim.claim import carried_claim
 from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.holders import holder_of, name_of
+from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.states import Token
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     _Form = ModelFormMixin[Any, Any]
 else:
     _Many, _Form = MultipleObjectMixin, ModelFormMixin
+
+NO_CONTENT, CONFLICT = 204, 409
 
 #: Put back in one request, where no worker and no cron job does it.
 MOST_PUT_BACK = 100
@@ -80,6 +85,11 @@ class HolderMixin(PermissionRequiredMixin, View):
         """Return the name under which the user holds rows; of your own, if you like, but never from the request."""
         return holder_of(self.request.user)
 
+    def renew_every(self) -> int:
+        """Return the seconds between two renewals by a page that can be seen: a quarter of the lease, 60 at most."""
+        seconds = conf.DURATION.check(self.lease, "lease").total_seconds()
+        return round(max(1, min(seconds / RENEWALS_PER_LEASE, 60)))
+
     def post(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
         name = request.POST.get("act", "")
         if name not in self.acts:
@@ -97,7 +107,8 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
         MyWorkView.as_view(model=Article, row_url_name="article")
 
     A GET claims and renews nothing: a page that a browser fetches ahead, or opens again in the morning, must not take
-    or keep rows that nobody looks at. POST ``act=more`` tops up and renews.
+    or keep rows that nobody looks at. POST ``act=more`` tops up and renews, ``act=renew`` renews: a page sends it while
+    it can be seen.
     """
 
     template_name = "taskclaim/review/my_work.html"
@@ -105,7 +116,7 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
     batch_size = 5
     #: The name of the URL of a row's page, which takes its key.
     row_url_name = ""
-    acts = ("more",)
+    acts = ("more", "renew")
 
     def get(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
         self.object_list = self.get_queryset().holdings(self.holder())
@@ -118,6 +129,13 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
             self.get_queryset().release_expired(limit=MOST_PUT_BACK)
             self._claim()
         return HttpResponseRedirect(f"{self.request.path}?asked")
+
+    def renew(self) -> HttpResponse:
+        """Renew all that the user holds."""
+        rows = self.get_queryset()
+        with suppress(ClaimLost):
+            rows.renew(rows.holdings(self.holder()), self.lease)
+        return HttpResponse(status=NO_CONTENT)
 
     def _claim(self) -> list[Any]:
         rows: list[Any] = self.get_queryset().claim_batch(
@@ -144,35 +162,29 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
 #: The form fields that are ours.
 TOKEN, TO = "taskclaim_token", "taskclaim_to"
 
-CONFLICT = 409
-
 
 class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
     """Edit a row that the user holds. ``get_queryset()``, ``fields`` or ``form_class`` and ``success_url`` are as ever.
 
     ``get_queryset()`` should find rows in any state, so that a form that came too late can be told what happened.
-    The holder who opens the page renews the claim. A POST is fenced by the token in the form. Where that does not
-    stand, or is not this user's, nothing is written and ``conflict_template_name`` is answered with status 409: what
-    became of the row, and what the user wrote.
+    A GET renews nothing; the page does while it can be seen, by ``act=renew``. A POST is fenced by the token in the
+    form. Where that does not stand, or is not this user's, nothing is written and ``conflict_template_name`` is
+    answered with status 409: what became of the row, and what the user wrote.
     """
 
     template_name = "taskclaim/review/held_row.html"
     conflict_template_name = "taskclaim/review/not_yours.html"
     #: How long a skipped row waits before anybody gets it again.
     skip_delay: timedelta | float | None = timedelta(minutes=10)
-    acts = ("finish", "save", "skip", "hand_over", "take")
+    acts = ("finish", "save", "renew", "skip", "hand_over", "take")
 
     def colleagues(self) -> Any:
         """Return the users whom a row can be handed over to: nobody, until you say who."""
         return []
 
     def get(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
-        """Renew the claim and show the form to the holder of the row, and its state to others."""
+        """Show the form to the holder of the row, and its state to others."""
         held = self._this_row().holdings(self.holder())
-        try:
-            self.get_queryset().renew(held, self.lease)
-        except ClaimLost:
-            held = []
         if not held:
             return self.not_yours()
         self.object = held[0]
@@ -207,6 +219,11 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         """Save and renew, in one transaction, and go on."""
         go_on = f"{self.request.path}?saved"
         return self._write(lambda row: row.claim.renew(self.lease), go_on)
+
+    def renew(self) -> HttpResponse:
+        """Renew the claim, and write nothing else."""
+        self._posted_row().claim.renew(self.lease)
+        return HttpResponse(status=NO_CONTENT)
 
     def hand_over(self) -> HttpResponse:
         """Save, and let a colleague go on, in one transaction."""
