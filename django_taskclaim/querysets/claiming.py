@@ -17,20 +17,14 @@ from django.db import OperationalError, models
 
 from django_taskclaim import conf
 from django_taskclaim.claim import Claim, attach, carried_claims, checked_name, clock, new_holder
+from django_taskclaim.connecting import TROUBLE
 from django_taskclaim.db import ClaimedRow, ClaimStatement, SwitchIsOn
 from django_taskclaim.db.sql import Key
 from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, AnyField, is_quarantine_mark
 from django_taskclaim.limits import Grant, LimitReached, known, stops_of
 from django_taskclaim.limits.key_limits import KeyChooser
 from django_taskclaim.policy import policies_over, policy_for
-from django_taskclaim.querysets.cursor import (
-    EVERYTHING,
-    QUARANTINED_SCAN,
-    TURN,
-    Cursor,
-    Scan,
-    quarantined_scans,
-)
+from django_taskclaim.querysets.cursor import EVERYTHING, TURN, Cursor, Scan, quarantined_scans
 from django_taskclaim.querysets.failing import fail_unreadable, release
 from django_taskclaim.querysets.instances import bare, build, claimed_by, like, read_again
 from django_taskclaim.querysets.isolating import (
@@ -52,7 +46,6 @@ from django_taskclaim.querysets.scope import (
     refuse_unclaimable,
 )
 from django_taskclaim.querysets.transactions import (
-    AWAY,
     AmbiguousCommit,
     autocommit,
     can_autocommit,
@@ -301,7 +294,7 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
             raise error
         rows = _claim(call)
     except BaseException:
-        if may_have_committed and not isinstance(error, AWAY):
+        if may_have_committed and not isinstance(error, TROUBLE):
             # The rows of the first try go back. If that fails too, they return when their leases end.
             with suppress(Exception):
                 release(_held(call))
@@ -445,7 +438,7 @@ def _prepare(call: ClaimCall, scan: Scan, rows: Rows, *, simple: bool) -> ClaimS
     if scan.name == "quarantined":
         # If the claim expires, the mark says whether the row had been started.
         mark = QUARANTINED_UNSTARTED if call.notes_start else QUARANTINED
-        ours = QUARANTINED_SCAN
+        ours = Scan(scan.name)
     claimable = is_open(target.columns) & ours.condition(target.columns)
     rows_of_ours = target.rows.order_by().filter(claimable, call.switch)
     return target.dialect.prepare_claim(

@@ -66,10 +66,8 @@ class Scan(NamedTuple):
         return found
 
 
-#: Most claims scan this, …
+#: Most claims scan this. It leaves quarantined rows out, which may have killed their worker.
 EVERYTHING = Scan()
-#: … which leaves these out: rows that may have killed their worker.
-QUARANTINED_SCAN = Scan("quarantined")
 
 
 def quarantined_scans(target: ClaimTarget) -> list[Scan]:
@@ -77,7 +75,7 @@ def quarantined_scans(target: ClaimTarget) -> list[Scan]:
     if target.columns.not_before is None:
         return []
     if target.columns.priority is None:
-        return [QUARANTINED_SCAN]
+        return [Scan("quarantined")]
     # The index finds each priority. One range over all priorities would read every open row.
     priority, table = target.table.qualified(target.columns.priority), target.table
     waiting = table.qualified(target.columns.not_before)

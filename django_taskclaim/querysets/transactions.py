@@ -10,19 +10,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
-from django.db import (
-    DatabaseError,
-    Error,
-    InterfaceError,
-    InternalError,
-    OperationalError,
-    connections,
-    models,
-)
+from django.db import DatabaseError, Error, OperationalError, connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.claim import carried_claims
-from django_taskclaim.connecting import WAITS_ONCE, drop_broken
+from django_taskclaim.connecting import TROUBLE, WAITS_ONCE, drop_broken
 from django_taskclaim.contention import contention_code, retry_on_contention
 from django_taskclaim.db import dialect_for
 from django_taskclaim.db.sql import WAIT, Row
@@ -32,9 +24,6 @@ from django_taskclaim.states import Status, Token
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-#: The errors of a server that is away, is stopping or is no longer the primary.
-AWAY = (OperationalError, InterfaceError, InternalError)
 
 #: How many seconds a verb waits at a time for a transaction whose COMMIT was not answered.
 PATIENCE = 2.0
@@ -128,7 +117,7 @@ def detecting_lost_commit(
         with block:
             yield lost
             committing = outermost
-    except AWAY as error:
+    except TROUBLE as error:
         was_refused = contention_code(error) is not None or not target.dialect.may_be_done(error)
         if not committing or was_refused:
             raise
