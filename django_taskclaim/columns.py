@@ -197,6 +197,12 @@ def claim_columns(model: type[models.Model]) -> ClaimColumns:
             f"{model._meta.label} has no claim column named {', '.join(lacking)}. If something of its own has that"
             " name, rename it or inherit from PrefixedTaskMixin; else add django_taskclaim.models.TaskMixin."
         )
+    owners = sorted({field.model.__name__ for field in present.values()})
+    if len(owners) > 1:
+        raise TypeError(
+            f"{model._meta.label} has claim columns on the tables of {' and '.join(owners)}, and one statement must"
+            " write them all. Let one of them inherit from all the mixins."
+        )
     columns: dict[str, Any] = {role: present.get(names[role]) for role in PLAIN_NAMES}
     return ClaimColumns(columns["status"].model, columns)
 

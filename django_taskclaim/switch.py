@@ -13,7 +13,7 @@ from django.apps import apps
 from django.db import Error, connections, models, router
 
 from django_taskclaim import conf
-from django_taskclaim.columns import claim_columns, has_claim_columns
+from django_taskclaim.columns import claim_columns, is_claimable
 from django_taskclaim.conf import Kind
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow
@@ -196,10 +196,8 @@ def describe_pause(pause: Switch) -> str:
 
 
 def claimable_models() -> list[type[models.Model]]:
-    """Return every installed model that carries the claim columns, proxies left out."""
-    return [
-        model for model in apps.get_models() if has_claim_columns(model) and not model._meta.proxy
-    ]
+    """Return every installed model whose rows can be claimed, proxies left out."""
+    return [model for model in apps.get_models() if is_claimable(model) and not model._meta.proxy]
 
 
 def _paused(reason: str, by: str, until: Until) -> dict[str, object]:

@@ -6,11 +6,11 @@ id        what it says
 E001      an entry of ``TASKCLAIM`` is unknown or has a value that makes no sense
 E002      the default manager of a claimable model returns rows without the verbs
 E004      a field or attribute of the user's replaces ``row.claim``
-E005      a model lacks claim columns, or has its own in their place, or ``claim_fields`` names what does not exist
+E005      a model lacks claim columns, has its own in their place or has them on several tables, or ``claim_fields``
+          names what does not exist
 E006      a router keeps the tables of this package away from a database that holds a claimable model
 E007      ``client_flag`` in OPTIONS takes away FOUND_ROWS (MySQL, MariaDB)
 E008      the database has no claim of the kind that ``TASKCLAIM["CLAIM_STRATEGY"]`` asks for
-E011      claim columns of one model lie on several tables
 E012      a database that holds a claimable model has ``AUTOCOMMIT`` False
 E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or returns no text
 E016      a database that holds a claimable model is of a kind that nothing is claimed on
@@ -44,11 +44,10 @@ from itertools import chain, product
 from django.apps import apps
 from django.core.checks import CheckMessage, Tags, register
 from django.db import NotSupportedError, connections, router
-from django.db.models import Model
 
 from django_taskclaim import conf, error_text
 from django_taskclaim.checks.models import column_problems, problems_of
-from django_taskclaim.columns import has_claim_columns, is_claimable
+from django_taskclaim.columns import has_claim_columns
 from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.findings import TAG, message
 from django_taskclaim.monitoring.server import server_for
@@ -80,7 +79,9 @@ def check_servers(databases: Sequence[str] | None = None, **kwargs: object) -> l
     for alias in databases or ():
         if not is_supported(connections[alias]):
             continue
-        there = (ClaimTarget.of(one, alias).table for one in _sound_models() if holds(alias, one))
+        there = (
+            ClaimTarget.of(one, alias).table for one in claimable_models() if holds(alias, one)
+        )
         if tables := {table.name: table for table in there}:
             found += server_for(connections[alias]).server_faults(list(tables.values()))
     return found
@@ -120,7 +121,7 @@ def check_hooks() -> Iterator[CheckMessage]:
 
 def check_databases() -> Iterator[CheckMessage]:
     """E006 to E008, E012, E016 and W001, which the settings alone show; no connection is opened."""
-    sound = _sound_models()
+    sound = claimable_models()
     for alias, label in product(places_of(None, sound), OUR_APPS):
         if label in apps.app_configs and not router.allow_migrate(alias, label):
             text = (
@@ -154,7 +155,3 @@ def autocommit_faults(alias: str) -> Iterator[CheckMessage]:
         text = f"The database {alias!r} has AUTOCOMMIT False: what a worker or a command writes is never committed."
         hint = "Leave AUTOCOMMIT out of DATABASES; put transaction.atomic() around what belongs together."
         yield message("E012", text, hint)
-
-
-def _sound_models() -> list[type[Model]]:
-    return [model for model in claimable_models() if is_claimable(model)]

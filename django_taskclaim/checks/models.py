@@ -53,7 +53,7 @@ def problems_of(model: type[models.Model]) -> Iterator[CheckMessage]:
 
 
 def column_problems(model: type[models.Model]) -> Iterator[CheckMessage]:
-    """Yield E002, E004, E005 and E011."""
+    """Yield E002, E004 and E005."""
     label, handle = model._meta.label, ClaimBase.__dict__["claim"]
     if issubclass(model, ClaimBase) and inspect.getattr_static(model, "claim", None) is not handle:
         text = f"{label}.claim replaces row.claim, through which a row's claim is completed and renewed."
@@ -68,18 +68,10 @@ def column_problems(model: type[models.Model]) -> Iterator[CheckMessage]:
         claim_columns(model)
     except TypeError as error:
         hint = (
-            f"class {model.__name__}(PrefixedTaskMixin):  # or claim_fields, from a role to a field of"
+            f"class {model.__name__}(PrefixedTaskMixin):  # or TaskMixin, or claim_fields, from a role to a field of"
             " django_taskclaim.fields"
         )
         yield message("E005", str(error), hint, model)
-        return
-    fields = model._meta.concrete_fields
-    ours = [field for field in fields if isinstance(field, (ClaimColumn, PriorityField))]
-    owners = sorted({field.model.__name__ for field in ours})
-    if len(owners) > 1:
-        text = f"{label} has claim columns on the tables of {listed(owners)}, and one statement must write them all."
-        hint = "Let one of them inherit from all the mixins; others may refer to it by a OneToOneField."
-        yield message("E011", text, hint, model)
 
 
 def _gives_verbs(manager: Any) -> bool:

@@ -23,7 +23,7 @@ from django.db.models.deletion import ProtectedError, RestrictedError
 
 from django_taskclaim import conf
 from django_taskclaim.checks import autocommit_faults
-from django_taskclaim.columns import claim_columns, is_claimable
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.doctor.setup import missing_tables
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
@@ -74,7 +74,8 @@ class ClaimCommand(BaseCommand):
         add_models(parser, *self.takes)
         default = "every one that holds" if self.everywhere else "where the router writes"
         text = f"the database to work on (default: {default} the model)"
-        parser.add_argument("--database", type=database_alias, metavar="ALIAS", help=text)
+        aliases = tuple(connections)
+        parser.add_argument("--database", choices=aliases, metavar="ALIAS", help=text)
 
     def execute(self, *args: object, **options: Any) -> str | None:
         named = options.get("database")
@@ -183,15 +184,6 @@ def claimable_model(text: str) -> Model:
     return model
 
 
-def database_alias(text: str) -> str:
-    """Return the alias of a database that is configured."""
-    if text not in connections:
-        raise ArgumentTypeError(
-            f"there is no database {text!r}; DATABASES has {', '.join(connections)}"
-        )
-    return text
-
-
 def reader(kind: "conf.Kind[V]") -> Callable[[str], V]:
     """Return what reads a value of this kind; ArgumentTypeError in one sentence for what is none."""
 
@@ -230,9 +222,9 @@ def add_filters(parser: ArgumentParser, which: str) -> None:
 
 
 def models_to_claim() -> list[Model]:
-    """Return every installed model whose rows can be claimed, children before their parents.
+    """Return every claimable model, children before their parents.
 
     A child's rows follow the child's own policy, and the parent's reaper would judge them by the parent's.
     """
-    found = [model for model in claimable_models() if is_claimable(model)]
+    found = claimable_models()
     return sorted(found, key=lambda model: (-len(model._meta.get_parent_list()), model._meta.label))

@@ -53,8 +53,8 @@ WRONG_MODELS = {
         PAGE + "class Photo(RangeMixin, models.Model):\n    source = Page",
         "E005",
     ),
-    "two_tables": ("class Page(ClaimMixin): ...\nclass Photo(Page, CompletedAtMixin): ...", "E011"),
-    "two_queues": ("class Page(TaskMixin): ...\nclass Photo(PrefixedTaskMixin, Page): ...", "E011"),
+    "two_tables": ("class Page(ClaimMixin): ...\nclass Photo(Page, CompletedAtMixin): ...", "E005"),
+    "two_queues": ("class Page(TaskMixin): ...\nclass Photo(PrefixedTaskMixin, Page): ...", "E005"),
     "no_link": ("class Photo(SourceMixin, TaskMixin):\n    source = 3", "E061"),
     "plain_manager": ("class Photo(TaskMixin):\n    objects = models.Manager()", "E002"),
     "plain_rows": (

@@ -14,14 +14,13 @@ Examples:
 """
 
 from argparse import ArgumentParser
-from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from django.db.models import CASCADE
 
-from django_taskclaim.columns import claim_columns, is_companion
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import PRUNE
 from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.management.base import Model, UsageError, duration
@@ -48,13 +47,11 @@ class Command(RowsCommand):
             raise UsageError(str(error)) from error
         which = f"complete, for more than {format_duration(older_than)}"
         verb = partial(PRUNE.verb, older_than=older_than)
-        self.act(PRUNE, which, old, verb, warnings=list(_warnings(model)), **options)
+        self.act(PRUNE, which, old, verb, warnings=_warnings(model), **options)
 
 
-def _warnings(model: Model) -> Iterator[str]:
+def _warnings(model: Model) -> list[str]:
     relations = claim_columns(model).owner._meta.related_objects
     cascading = {one.related_model._meta.label for one in relations if one.on_delete is CASCADE}
-    if others := sorted(cascading - {model._meta.label}):
-        yield f"What refers to them goes with them: {listed(others, most=20)}."
-    if is_companion(model):
-        yield "Their sources have no row then: populate() adds one for each again, as for new ones."
+    others = sorted(cascading - {model._meta.label})
+    return [f"What refers to them goes with them: {listed(others, most=20)}."] if others else []

@@ -40,9 +40,6 @@ from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.worker import service
 
-#: Seconds between two rounds of forgetting what is old, with --loop.
-FORGET_EVERY = 3600.0
-
 #: Chunks that one round deletes of each kind; what is left then is left for the next round.
 CHUNKS = 100
 
@@ -66,29 +63,24 @@ class Command(ClaimCommand):
         verbs = [
             ClaimQuerySet[Any](model, using=alias).release_expired for model, alias in self.where
         ]
-        refused = [*self._release(verbs, limit), *self._forget()]
-        if refused:
+        if refused := list(self._round(verbs, limit)):
             raise CommandError("\n".join(refused))
 
     def _loop(self, limit: int | None) -> None:
-        reapers, forget_at = [Reaper(model, alias) for model, alias in self.where], clock()
+        reapers = [Reaper(model, alias) for model, alias in self.where]
         while True:
-            refused = [*self._release([reaper.turn for reaper in reapers], limit)]
-            if clock() >= forget_at:
-                forget_at = clock() + FORGET_EVERY
-                refused += self._forget()
-            for sentence in refused:
+            for sentence in self._round([reaper.turn for reaper in reapers], limit):
                 self.stderr.write(f"{sentence}; trying again.")
             for reaper in reapers:
                 connections[reaper.using].close_if_unusable_or_obsolete()
             time.sleep(min(reaper.due_in() for reaper in reapers))
 
-    def _release(
+    def _round(
         self, verbs: Sequence[Callable[[int | None], int | None]], limit: int | None
     ) -> Iterator[str]:
-        """Put back what has expired by calling the verb of each model, at most *limit* rows of each.
+        """Put back what has expired by calling the verb of each model, at most *limit* rows of each, and forget.
 
-        Yields what was said of models that could not be reached: one stops no other.
+        Yields what was said of models and databases that could not be reached: one stops no other.
         """
         for (model, alias), release in zip(self.where, verbs, strict=True):
             began = clock()
@@ -100,6 +92,7 @@ class Command(ClaimCommand):
             except (Error, TaskClaimError) as error:
                 yield f"{model._meta.label} on {alias!r}: {first_line(error)}"
             yield from map(str, refusals(model, alias, since=began))
+        yield from self._forget()
 
     def _forget(self) -> Iterator[str]:
         """Delete what is too old on each database, as workers do, and yield what was said where that failed."""
