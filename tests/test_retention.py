@@ -3,6 +3,7 @@
 import os
 import re
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from django.apps import apps
 from django.db import models
 
 from django_taskclaim import conf
+from django_taskclaim.control import poller
 from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import NamedLease, RateLevel, Switch, WorkerProcess
 from django_taskclaim.tables import SILENCE_KEPT
+from django_taskclaim.worker import service
 from tests import documents
 from tests.commands import no_savepoint, run
 from tests.querysets.support import claimable_rows
@@ -50,7 +53,13 @@ def test_the_page_states_the_age_or_bound_of_every_table() -> None:
     assert dict(told) == {**wanted, **{model._meta.db_table: "" for model in BOUNDED}}
 
 
-def test_old_rows_of_every_table_are_deleted_in_chunks(settings: Any) -> None:
+def prune_as_a_worker() -> None:
+    for prune in (service.prune, poller.prune):
+        service.in_pieces(prune, "default")
+
+
+@pytest.mark.parametrize("delete", [partial(run, "release_expired"), prune_as_a_worker])
+def test_old_rows_of_every_table_are_deleted_in_chunks(delete: Any, settings: Any) -> None:
     settings.TASKCLAIM = {"CHUNK_SIZE": 2}
     young = DatabaseLater(timedelta(minutes=-5))
     for table, (name, moments, differs, rest) in AGES.items():
@@ -60,7 +69,7 @@ def test_old_rows_of_every_table_are_deleted_in_chunks(settings: Any) -> None:
             table.objects.create(
                 **dict.fromkeys(moments.split(), at), **{differs: str(number)}, **rest
             )
-    run("release_expired")
+    delete()
     # What was done is kept in one row more, as a sum.
     left = dict.fromkeys(AGES, 2) | {ThroughputMinute: 3}
     assert {table: table.objects.count() for table in AGES} == left

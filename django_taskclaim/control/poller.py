@@ -26,7 +26,7 @@ from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.tables import WorkerProcess, scope_of
 from django_taskclaim.worker.counters import NUMBERS, TIMES, packed
 from django_taskclaim.worker.records import logger
-from django_taskclaim.worker.service import PRUNE_EVERY, Duty, Service
+from django_taskclaim.worker.service import PRUNE_EVERY, Duty, Service, in_pieces
 
 #: Seconds between two looks for commands; five are promised.
 LOOK_EVERY = 3.5
@@ -48,7 +48,9 @@ def duties(service: Service) -> list[Duty]:
     return [
         Duty("looking for commands", poller.look, LOOK_EVERY),
         Duty("writing what was done", poller.write, WRITE_EVERY, at_end=True),
-        Duty("deleting old acts and throughput", partial(prune, poller.using), PRUNE_EVERY),
+        Duty(
+            "deleting old acts and throughput", partial(in_pieces, prune, poller.using), PRUNE_EVERY
+        ),
     ]
 
 

@@ -44,8 +44,8 @@ from django_taskclaim.worker.threads import WorkerThread
 #: Seconds between two looks at the switch and the throttles, and until a new session listens after one that was lost.
 LOOK_EVERY = 1.0
 REPORT_EVERY = 5.0
-#: Seconds between two times that a piece of what is old is deleted.
-PRUNE_EVERY = 300.0
+#: Seconds between two times that what is old is deleted, and how long that takes at most, but for its last piece.
+PRUNE_EVERY, PRUNE_FOR = 60.0, 0.2
 TICK = 0.25
 
 
@@ -114,7 +114,9 @@ class Service(WorkerThread):
             *duties,
             Duty("reporting", self._report, REPORT_EVERY),
             *(duty for path in sorted(more_duties) for duty in import_string(path)(self)),
-            Duty("deleting what is old", partial(prune, self.options.using), PRUNE_EVERY),
+            Duty(
+                "deleting what is old", partial(in_pieces, prune, self.options.using), PRUNE_EVERY
+            ),
         ]
 
     def turn(self) -> float:
@@ -258,6 +260,14 @@ class Service(WorkerThread):
 def _stops_all(stops: Stops) -> bool:
     """Say whether everybody's claims of a model are stopped."""
     return bool(stops.pauses or stops.throttled)
+
+
+def in_pieces(prune: Callable[[str], bool], using: str) -> bool:
+    """Have *prune* delete what is old piece after piece, for a moment only: leases have to be renewed."""
+    end = clock() + PRUNE_FOR
+    while not prune(using) and clock() < end:
+        pass
+    return True
 
 
 def prune(using: str) -> bool:
