@@ -90,7 +90,7 @@ def test_a_row_that_the_database_refuses_is_left_alone_and_named(boss: Client) -
 
 def test_a_command_that_cannot_be_stored_is_said_to_be_refused(boss: Client) -> None:
     worker()
-    with refused(WorkerProcess, when="OLD.host = 'web-1'"):
+    with refused(WorkerProcess, when="OLD.command = ''"):
         answer = boss.post(command_url("drain"), {"reason": ""})
     assert answer.status_code == 302
     assert SAID in said(answer)

@@ -87,8 +87,13 @@ class OverviewPage:
     model: type[models.Model] | None = None
     model_admin: Any = None
     templates = ("overview.html", "overview_live.html")
-    #: Which method answers each address, by its last part.
-    views = {"": "show", "live": "show", PAUSE.name: "turn", RESUME.name: "turn"}
+    #: By the last part of an address, the method that answers, and what the user must be permitted to do.
+    views = {
+        "": ("show", ""),
+        "live": ("show", ""),
+        PAUSE.name: ("turn", "operate"),
+        RESUME.name: ("turn", "operate"),
+    }
 
     def __init__(self, site: AdminSite) -> None:
         self.site = site
@@ -126,7 +131,10 @@ class OverviewPage:
         """Answer one of the addresses of the page."""
         if page not in self.views:
             raise Http404
-        response: HttpResponseBase = getattr(self, self.views[page])(request, page)
+        name, needed = self.views[page]
+        if needed and not self.may(needed, request):
+            raise PermissionDenied
+        response: HttpResponseBase = getattr(self, name)(request, page)
         return response
 
     def show(self, request: HttpRequest, page: str = "", **given: Any) -> HttpResponseBase:
@@ -169,10 +177,10 @@ class OverviewPage:
         """Return to the page."""
         return redirect(self.url())
 
-    def ask(self, request: HttpRequest, **page: Any) -> HttpResponseBase:
+    def ask(self, request: HttpRequest, *, allowed: bool = True, **page: Any) -> HttpResponseBase:
         """Ask for confirmation, and then act, see ``confirm``."""
-        back = self.back(request).url
-        return confirm(request, back=back, crumbs=self.crumbs, site=self.site, **page)
+        page |= {"back": self.back(request).url, "crumbs": self.crumbs, "site": self.site}
+        return confirm(request, allowed=allowed, **page)
 
     def attempt(
         self, request: HttpRequest, do: Callable[[], object], done: str
@@ -201,7 +209,6 @@ class OverviewPage:
         every = _("This is about all models, also about those that you do not see.")
         return self.ask(
             request,
-            allowed=self.may("operate", request),
             title=f"{action.label}: {name}",
             sentence=str(action.sentence),
             warning=every if off and of_all else "",
@@ -218,8 +225,12 @@ class ModelPage(OverviewPage):
     templates = ("page.html", "live.html")
     views = {
         **OverviewPage.views,
-        **dict.fromkeys(WORKER_COMMANDS, "command"),
-        **{name: name for name in ("settings", "retry", "export")},
+        **dict.fromkeys(WORKER_COMMANDS, ("command", "operate")),
+        "": ("show", "view_control"),
+        "live": ("show", "view_control"),
+        "settings": ("settings", "configure"),
+        "retry": ("retry", "operate"),
+        "export": ("export", "view_control"),
     }
 
     def __init__(self, site: AdminSite, model: type[models.Model]) -> None:
@@ -269,8 +280,6 @@ class ModelPage(OverviewPage):
 
     def facts(self, request: HttpRequest, form: SettingsForm | None = None) -> dict[str, Any]:
         """Return what the templates show; None is what was not read, and the script keeps what it has of that."""
-        if not self.may("view_control", request):
-            raise PermissionDenied
         rows = self.rows(request)
         read = partial(snapshot_of, self.model, self.alias, rows)
         sees_all = not (rows.query.where or rows.query.is_sliced or rows.query.combinator)
@@ -302,8 +311,6 @@ class ModelPage(OverviewPage):
 
     def command(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then give one worker process the command to drain, stop or release."""
-        if not self.may("operate", request):
-            raise PermissionDenied
         if not is_on(self.alias):
             raise Http404
         action, name = WORKER_COMMANDS[page], request.GET.get("worker", "")
@@ -350,8 +357,6 @@ class ModelPage(OverviewPage):
 
     def settings(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Set the overrides that were changed, or show the form again with its errors."""
-        if not self.may("configure", request):
-            raise PermissionDenied
         if request.method != "POST":
             # The login form leads here when a form was sent after the session had ended.
             return self.back(request)
@@ -367,8 +372,6 @@ class ModelPage(OverviewPage):
 
     def retry(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then reset failed rows of the group: all, or the ten that failed last."""
-        if not self.may("operate", request):
-            raise PermissionDenied
         rows, wanted = self.rows(request), request.GET.get("group", "")
         failed = in_time(self.alias, lambda: sample(rows, database_time(self.alias)))
         group = next((one for one in failed.groups if one.id == wanted), None) if failed else None
@@ -380,7 +383,6 @@ class ModelPage(OverviewPage):
         more = "+" if failed.capped else ""
         return self.ask(
             request,
-            allowed=True,
             title=_("Retry the failed rows of this group"),
             sentence=_(
                 "Every failed row of %(name)s that failed like this is opened again, with all its tries."
@@ -411,8 +413,6 @@ class ModelPage(OverviewPage):
 
     def export(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Answer with the latest failed rows as CSV, all or those of a group, and record that somebody has them."""
-        if not self.may("view_control", request):
-            raise PermissionDenied
         if request.method != "POST":
             return self.back(request)
         group = request.POST.get("group", "")
