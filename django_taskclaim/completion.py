@@ -81,11 +81,7 @@ class Clear(Completion):
 #: What ``@handler(completion=…)`` takes.
 CompletionOption: TypeAlias = Literal["mark", "delete", "clear"] | Completion
 
-_BY_NAME: dict[str, Completion] = {
-    "mark": Mark(),
-    "delete": Delete(),
-    "clear": Clear(),
-}
+_BY_NAME: dict[str, Completion] = {"mark": Mark(), "delete": Delete(), "clear": Clear()}
 
 
 def as_completion(given: object) -> Completion:

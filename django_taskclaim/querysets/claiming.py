@@ -32,6 +32,7 @@ from django_taskclaim.querysets.isolating import (
     is_of_a_row,
     is_unreadable,
     isolate_unreadable,
+    remembered,
     send_around,
     without_refused,
 )
@@ -103,7 +104,8 @@ class ClaimCall:
         policies = policies_over(self.queryset.model).values()
         if policies:
             self.queryset = in_policy_order(self.queryset)
-        self.queryset = without_refused(self.queryset)
+        if remembered:
+            self.queryset = without_refused(self.queryset)
         self.target = target = ClaimTarget.of(self.queryset.model, self.queryset.db)
         self.deadline = self.started + self.lease.total_seconds()
         # What is held already is read again once its lease has been extended.

@@ -47,12 +47,7 @@ OUTCOMES: dict[str, tuple[str, Columns]] = {
     ),
     "failed": (
         "failed, no try is left",
-        {
-            **FAILED,
-            "attempts": ONE_MORE,
-            "error_class": "LeaseExpired",
-            "last_error": _WORKER_DIED,
-        },
+        {**FAILED, "attempts": ONE_MORE, "error_class": "LeaseExpired", "last_error": _WORKER_DIED},
     ),
 }
 
@@ -121,10 +116,7 @@ class Reaper:
     """
 
     def __init__(
-        self,
-        model: type[models.Model],
-        using: str,
-        lease: Callable[[], timedelta] | None = None,
+        self, model: type[models.Model], using: str, lease: Callable[[], timedelta] | None = None
     ) -> None:
         """*lease* says how long the claims of this process last, from which the renewal interval follows.
 

@@ -43,9 +43,7 @@ class Bad(NamedTuple, Generic[T]):
 
 
 def bisect(
-    rows: Sequence[T],
-    attempt: Callable[[Sequence[T]], R],
-    is_of_a_row: Callable[[Exception], bool],
+    rows: Sequence[T], attempt: Callable[[Sequence[T]], R], is_of_a_row: Callable[[Exception], bool]
 ) -> Iterator[R | Bad[T]]:
     """Yield, in the order of *rows*, what *attempt* returns for all or parts of them, and each row that fails alone.
 

@@ -73,10 +73,7 @@ class BulkVerb:
 
 
 def in_chunks(
-    queryset: Rows,
-    verb: BulkVerb,
-    limit: int | None = None,
-    progress: Progressed | None = None,
+    queryset: Rows, verb: BulkVerb, limit: int | None = None, progress: Progressed | None = None
 ) -> int:
     """Find rows in the order of their keys; lock, write and commit them chunk by chunk, and return how many.
 
