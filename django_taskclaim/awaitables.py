@@ -35,8 +35,6 @@ def is_coroutine_function(function: Callable[..., object]) -> bool:
 
     A plain function that wraps an ``async def`` is none: it may run that itself, so only its answer tells.
     """
-    while isinstance(function, functools.partial):
-        function = function.func
     is_object = not inspect.isroutine(function) and not isinstance(function, type)
     return iscoroutinefunction(function) or (
         is_object and iscoroutinefunction(type(function).__call__)

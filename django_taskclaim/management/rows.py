@@ -3,6 +3,7 @@
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -27,21 +28,8 @@ from django_taskclaim.worker.options import condition_of
 Rows = ClaimQuerySet[Any]
 
 
-class Report:
-    """How far a command has got, said every ten seconds."""
-
-    EVERY = 10.0
-
-    def __init__(self, out: Any, total: int) -> None:
-        self.out, self.total, self.seen, self.said_at = out, total, 0, clock()
-
-    def advance(self, seen: int) -> None:
-        """Note how many rows have been seen."""
-        self.seen = seen
-        if clock() - self.said_at >= self.EVERY:
-            self.said_at = clock()
-            self.out.write(f"{seen:,} of {self.total:,}")
-            self.out.flush()
+#: Seconds between two lines that say how far a command has got.
+SAY_EVERY = 10.0
 
 
 class RowsCommand(ClaimCommand):
@@ -90,22 +78,31 @@ class RowsCommand(ClaimCommand):
             return
         if options["interactive"] and not _is_agreed(question):
             raise CommandError("Nothing was done.")
-        report, began = Report(self.stdout, wanted), clock()
+        began = self.said_at = clock()
+        self.seen = 0
         try:
-            report.seen = verb(rows, limit=limit, progress=report.advance)
+            self.seen = verb(rows, limit=limit, progress=partial(self._advance, wanted))
         finally:
             # Also where it was stopped: that much is committed.
-            done = f"{str(action.done).capitalize()} {counted(report.seen, 'row')} of {label}"
-            rest = wanted - report.seen
+            done = f"{str(action.done).capitalize()} {counted(self.seen, 'row')} of {label}"
+            rest = wanted - self.seen
             left = f"; {counted(rest, 'row')} left as found" if rest > 0 else ""
             self.stdout.write(self.style.SUCCESS(f"{done}{left}."))
-            if report.seen:
+            if self.seen:
                 reason = f"{which}, {limit:,} at most" if limit else which
                 reason += f": {options['reason']}" if options["reason"] else ""
                 facts = {"by": acting(options["by"]), "reason": reason, "using": alias}
-                record_action(model, action.name, rows=report.seen, **facts)
+                record_action(model, action.name, rows=self.seen, **facts)
         if refused := refusals(model, alias, since=began):
             raise CommandError("\n".join(map(str, refused)))
+
+    def _advance(self, total: int, seen: int) -> None:
+        """Note how many rows have been seen, and say so now and then."""
+        self.seen = seen
+        if clock() - self.said_at >= SAY_EVERY:
+            self.said_at = clock()
+            self.stdout.write(f"{seen:,} of {total:,}")
+            self.stdout.flush()
 
 
 def _is_agreed(question: str) -> bool:

@@ -49,9 +49,7 @@ class Command(ClaimCommand):
         levels = [level for title, found in sections for level in self._report(title, found)]
         if problems := sum(level >= checks.ERROR for level in levels):
             raise CommandError(f"{counted(problems, 'problem')} found.")
-        notes = levels.count(checks.WARNING)
-        more = f" {counted(notes, 'note')} above." if notes else ""
-        self.stdout.write(self.style.SUCCESS(f"No problem found.{more}"))
+        self.stdout.write(self.style.SUCCESS("No problem found."))
 
     def _report(self, title: str, findings: Iterable[checks.CheckMessage]) -> list[int]:
         """Write the findings that are not silenced, if there are any, and return their levels.

@@ -9,7 +9,6 @@ Examples:
 """
 
 from argparse import ArgumentParser
-from datetime import timedelta
 from typing import Any, ClassVar
 
 from django_taskclaim.control.audit import turn
@@ -40,20 +39,14 @@ class Command(ClaimCommand):
             text = "end by itself after this long: seconds, or 30m, 2h, 1d (default: never)"
             parser.add_argument("--until", type=duration, metavar="SECONDS", help=text)
 
-    def handle(
-        self,
-        *,
-        models: list[Model],
-        database: str | None,
-        until: timedelta | None = None,
-        **options: Any,
-    ) -> None:
+    def handle(self, *, models: list[Model], **options: Any) -> None:
         if bool(models) == options["all"]:
             raise UsageError("Name the models, or say --all (not both).")
-        by, reason = acting(options["by"]), options["reason"]
+        by, until = acting(options["by"]), options.get("until")
+        facts: dict[str, Any] = {"by": by, "reason": options["reason"], "until": until}
 
         def change(model: Model | None) -> str:
-            turn(model, off=self.off, by=by, reason=reason, until=until, using=database)
+            turn(model, off=self.off, using=options["database"], **facts)
             name = "all models" if model is None else model._meta.label
             if not self.off:
                 return self.style.SUCCESS(f"Resumed {name}.")

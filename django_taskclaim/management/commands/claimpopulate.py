@@ -16,7 +16,6 @@ from django_taskclaim.columns import is_companion, source_link
 from django_taskclaim.companions import CompanionQuerySet
 from django_taskclaim.formatting import counted
 from django_taskclaim.management.base import ONE, ClaimCommand, UsageError, add_filters
-from django_taskclaim.management.rows import Report
 from django_taskclaim.worker.options import condition_of
 
 #: Sources in one transaction.
@@ -41,11 +40,8 @@ class Command(ClaimCommand):
             link = source_link(model)
             sources = link.source._default_manager.using(link.alias_beside(alias))
             sources = sources.filter(*(condition_of(text, link.source) for text in filters))
-            report = Report(self.stdout, sources.count())
             rows: CompanionQuerySet[Any] = CompanionQuerySet(model, using=alias)
-            added = rows.populate(
-                sources, chunk_size=CHUNK, progress=lambda seen, _added: report.advance(seen)
-            )
+            added = rows.populate(sources, chunk_size=CHUNK)
         except TypeError as error:
             raise UsageError(str(error)) from error
         self.stdout.write(f"Added {counted(added, 'row')} to {model._meta.label}.")

@@ -75,12 +75,8 @@ class Command(ClaimCommand):
         text = "no supervisor and no child: for cron, debuggers and Windows"
         one_of("--in-process", action="store_true", help=text)
         add("--threads", **number, default=1, help="handler threads in each process (1)")
-        add(
-            "--batch-size",
-            type=reader(conf.BATCH_SIZE),
-            metavar="N",
-            help="rows of one claim (the handler's, or about a second's)",
-        )
+        text = "rows of one claim (the handler's, or about a second's)"
+        add("--batch-size", type=reader(conf.BATCH_SIZE), metavar="N", help=text)
         add("--lease", **seconds, help="how long a claim lasts unless renewed (60)")
         add("--poll", **seconds, help="pause between looks when nothing is due (1)")
         add("--grace", **seconds, help="how long running rows may go on after a signal (8)")
