@@ -214,7 +214,9 @@ def _extend_held(call: ClaimCall) -> list[Claim]:
 
     Rows are found without locks and waited for: a row passed over because it is locked would be handed out twice.
     """
-    call.target.lock_holder(call.holder)
+    # Calls of one holder wait for each other. A proxy or a child reaches the same rows as the table's owner.
+    owner = call.target.columns.owner._meta.label_lower
+    call.target.dialect.advisory_lock(f"{owner}:{call.holder}")
     held = _held(call)
     lock_claims(held)
     renewed = set(map(id, renew(Given(held), call.lease).renewed))

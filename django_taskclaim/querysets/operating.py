@@ -30,6 +30,7 @@ from django_taskclaim.querysets.scope import (
     ClaimTarget,
     Columns,
     Rows,
+    in_state,
     on_claim_table,
     refuse_unclaimable,
 )
@@ -160,8 +161,7 @@ class StateChange(BulkVerb):
 
     def condition(self, target: ClaimTarget) -> Q:
         columns = target.columns
-        found = Q(**{f"{columns.status.name}__in": self.states})
-        name = self.except_held_by
+        found, name = in_state(columns, *self.states), self.except_held_by
         return found & ~Q(**{columns.claimed_by.name: name}) if name else found
 
     def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
@@ -307,7 +307,7 @@ class Prune(BulkVerb):
                 " add CompletedAtMixin."
             )
         ended = {f"{columns.completed_at.name}__lt": DatabaseLater(-self.older_than)}
-        found = Q(**{columns.status.name: Status.COMPLETE}) & Q(**ended)
+        found = in_state(columns, Status.COMPLETE) & Q(**ended)
         if not has_ranges(target.model):
             return found
         # Read first, since MySQL cannot delete by a subquery on the same table. Later ranges stand behind it.

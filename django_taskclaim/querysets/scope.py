@@ -142,11 +142,6 @@ class ClaimTarget(Target):
             return False
         return True
 
-    def lock_holder(self, holder: str) -> None:
-        """Let the calls of one holder wait for each other, until the transaction of each has ended."""
-        # The name is that of the table's owner: a proxy or a child reaches the same rows.
-        self.dialect.advisory_lock(f"{self.columns.owner._meta.label_lower}:{holder}")
-
 
 def refuse_unclaimable(queryset: Rows) -> None:
     """Raise TypeError for a queryset that no row can be claimed or changed through."""
