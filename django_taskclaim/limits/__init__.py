@@ -6,7 +6,7 @@ makes the process read that row. Claims that count wait for one lock until they 
 is counted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, time, timedelta
 from typing import Any, NamedTuple
 
@@ -113,6 +113,8 @@ class ModelLimits:
     rate: Rate | None = None
     max_running: int | None = None
     hours: Hours | None = None
+    #: The model that the rate is of: all claims under it count on one level.
+    rate_of: str = field(default="", compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.rate or self.max_running or self.hours)
@@ -127,22 +129,28 @@ class ModelLimits:
 
 
 def _in_force(model: type[models.Model], switches: dict[str, Switch]) -> ModelLimits:
-    rate, most, hours = (_value(name, model, switches) for name in LIMITS)
+    (rate, scope), (most, _), (hours, _) = (_value(name, model, switches) for name in LIMITS)
     return ModelLimits(
-        Rate.parse(rate) if rate else None, most or None, Hours.parse(hours) if hours else None
+        Rate.parse(rate) if rate else None,
+        most or None,
+        Hours.parse(hours) if hours else None,
+        scope,
     )
 
 
-def _value(name: str, model: type[models.Model], switches: dict[str, Switch]) -> Any:
-    """Return what the switch stores, else what the nearest handler names; that of a parent goes before a child's."""
+def _value(name: str, model: type[models.Model], switches: dict[str, Switch]) -> tuple[Any, str]:
+    """Return what the switch stores, else what the nearest handler names, and for which model.
+
+    That of a parent goes before a child's.
+    """
     for scope in own_scopes(model):
         value = getattr(switches.get(scope), name, None)
         for cls, policy in policies_over(model).items():
             if value is None and scope_of(cls) == scope:
                 value = getattr(policy, name)
         if value is not None:
-            return value
-    return None
+            return value, scope
+    return None, ""
 
 
 #: What the first claim under a rate may take.
@@ -248,9 +256,7 @@ class Grant:
         self.reached: LimitReached | None = None
         self.stops = stops_of(target.model, using=target.alias)
         self._limits = self.stops.limits
-        #: All claims of the table count on one level.
-        self._scope = scope_of(target.columns.owner)
-        self._levels = RateLevel.objects.using(target.alias).filter(scope=self._scope)
+        self._levels = RateLevel.objects.using(target.alias).filter(scope=self._limits.rate_of)
 
     def begin(self, wanted: int, *, by_key: bool) -> int:
         """Return how many of the *wanted* rows may be claimed in the transaction that is open.
@@ -309,7 +315,7 @@ class Grant:
         now = self._target.dialect.current_time()
         level = self._level(rate, now) - taken
         if not self._levels.update(level=level, at=now):
-            self._levels.create(scope=self._scope, level=level, at=now)
+            self._levels.create(scope=self._limits.rate_of, level=level, at=now)
 
     def _level(self, rate: Rate, now: datetime) -> float:
         """Return how many rows may be claimed *now*, by what the last claim has stored."""

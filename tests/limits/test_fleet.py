@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 from django.test import override_settings
+from django.test.utils import isolate_apps
 from django.utils import timezone
 
 from django_taskclaim.handlers import handler
-from django_taskclaim.limits import Hours, ModelLimits, stops_of
+from django_taskclaim.limits import Grant, Hours, ModelLimits, stops_of
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.switch import set_overrides
 from tests.commands import shell
 from tests.factories import make
@@ -49,6 +51,20 @@ def test_a_limit_of_the_parent_binds_its_children(rule: Rule) -> None:
     make(Child, 4)
     assert len(Child.objects.claim_batch(4)) == 2
     assert Parent.objects.claim_batch(4) == []
+
+
+@isolate_apps("tests.testapp")
+def test_children_of_one_table_have_a_rate_each(rule: Rule) -> None:
+    class Sibling(Parent):
+        class Meta:
+            app_label = "testapp"
+
+    for model in (Sibling, Child):
+        rule(model, rate="1/h")
+        grant = Grant(ClaimTarget.of(model, "default"))
+        allowed = grant.begin(5, by_key=False)
+        grant.charge(allowed, allowed)
+        assert allowed == 1
 
 
 @pytest.mark.django_db(transaction=True)
