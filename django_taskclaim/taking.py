@@ -98,7 +98,12 @@ def _taken(
                 yield rows
             for part in target.dialect.chunks(keys if delete else (), target.table):
                 gone = target.dialect.write(target.table, part, None)
-                _refuse_shared_keys(target, gone, len(part))
+                if gone > len(part):
+                    names = ", ".join(field.name for field in target.columns.key)
+                    raise TaskClaimError(
+                        f"The key of {target.model._meta.label} ({names}) is not unique: {len(part)} keys mean {gone}"
+                        " rows. Nothing was deleted."
+                    )
     except AmbiguousCommit as error:
         if committed:
             raise
@@ -111,8 +116,6 @@ def _lock(queryset: models.QuerySet[M], limit: int, target: Target, *, deleting:
         return []
     candidates = in_claim_order(on_claim_table(queryset, target), queryset, target)
     keys = target.dialect.lock_first(candidates, target.table, limit, deleting=deleting)
-    # MySQL and MariaDB lock by key, so they may lock both rows of one.
-    _refuse_shared_keys(target, len(keys), len(set(keys)))
     by_key: dict[Key, M] = {}
     for part in target.dialect.chunks(keys, target.table):
         # Under its conditions again: through a join the lock may have met a row that has just been finished by others.
@@ -121,14 +124,4 @@ def _lock(queryset: models.QuerySet[M], limit: int, target: Target, *, deleting:
             by_key.setdefault(target.columns.key_of(row), row)
     if queryset.query.order_by:
         return list(by_key.values())
-    return [by_key[key] for key in keys if key in by_key]
-
-
-def _refuse_shared_keys(target: Target, rows: int, keys: int) -> None:
-    """Raise TaskClaimError where so many keys mean more rows."""
-    if rows > keys:
-        names = ", ".join(field.name for field in target.columns.key)
-        raise TaskClaimError(
-            f"The key of {target.model._meta.label} ({names}) is not unique: {keys} keys mean {rows} rows. Nothing was"
-            " deleted."
-        )
+    return [by_key[key] for key in dict.fromkeys(keys) if key in by_key]
