@@ -241,20 +241,15 @@ class SourceLink(NamedTuple):
         hint._state.db = alias
         return router.db_for_write(self.source, instance=hint)
 
-    def with_keys(self, keys: Iterable[SourceKeyValues], alias: str) -> "models.QuerySet[Any]":
-        """Return the sources with these keys on the database *alias*."""
-        # Rows of the kind that `row.source` gives (django-polymorphic's are of several classes), but all of them: a
-        # source that a manager hides is not gone.
-        kind = type(self.source._base_manager.get_queryset())
-        rows: models.QuerySet[Any] = kind(self.source, using=alias)
-        if len(self.theirs) > 1:
-            return rows.filter(pk__in=list(keys))
-        return rows.filter(**{f"{self.theirs[0].attname}__in": [key for (key,) in keys]})
-
     def load(self, rows: Iterable[models.Model], alias: str) -> list[models.Model]:
         """Load the sources of *rows* from the database *alias* in one query, and return the rows without one."""
         by_key = {self.key_of(row): row for row in rows}
-        for source in self.with_keys(by_key, alias):
+        # Rows of the kind that `row.source` gives (django-polymorphic's are of several classes), but all of them: a
+        # source that a manager hides is not gone.
+        kind = type(self.source._base_manager.get_queryset())
+        named = "pk" if len(self.theirs) > 1 else self.theirs[0].attname
+        keys = [key if len(key) > 1 else key[0] for key in by_key]
+        for source in kind(self.source, using=alias).filter(**{f"{named}__in": keys}):
             row = by_key.pop(tuple(getattr(source, field.attname) for field in self.theirs))
             # ``row.source`` asks no database then, nor does the way back.
             self.field.set_cached_value(row, source)
