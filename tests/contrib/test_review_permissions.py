@@ -50,7 +50,7 @@ def everything_tried(editor: Editor, free: Any, mine: Any, theirs: Any) -> list[
     }
     pages = [words(editor.look(address(row.pk))) for row in rows]
     assert editor.page.status_code in (403, 404)
-    for act in ("save", "finish", "hand_over"):
+    for act in ("save", "finish", "hand_over", "renew"):
         pages.append(refused(editor, address(mine.pk), **form, act=act))
     pages.append(refused(editor, address(mine.pk), **form, act="skip"))
     pages.append(refused(editor, address(free.pk), act="take"))
@@ -88,6 +88,7 @@ def test_a_claim_lapses_when_its_holder_may_no_longer_edit_the_row(
     assert ada.mine() == [held[0].pk]
     codes = [ada.look(address(row.pk)).status_code for row in held]
     assert codes == [200, 404]
+    assert ada.send(act="renew").status_code == 204
     assert facts(held[0]).expires_at > even
     assert facts(held[1]).expires_at == odd
     ada.send(act="more")
@@ -101,7 +102,7 @@ def test_without_the_change_permission_nobody_does_anything(
     grant(ada, "view_article")
     pages = everything_tried(ada, articles[2], mine, theirs)
     assert ada.look().status_code == 403
-    pages.append(refused(ada, "/articles/", act="more"))
+    pages += [refused(ada, "/articles/", act=act) for act in ("more", "renew")]
     assert Article.objects.open().count() == 6
     assert not any("Article 0" in page for page in pages)
 
