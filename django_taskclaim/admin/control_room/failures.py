@@ -170,8 +170,8 @@ def _failed(rows: Rows) -> Rows:
 # A file for a spreadsheet
 
 
-def as_csv(failures: Iterable[TriedRow]) -> str:
-    """Return a line of CSV for each row, below their heads."""
+def as_csv(failures: Iterable[TriedRow], *, note: str = "") -> str:
+    """Return a line of CSV for each row, below their heads and above the *note*."""
     text = io.StringIO()
     # Spreadsheets take a file without this mark for one in the system's own encoding.
     text.write("\ufeff")
@@ -181,6 +181,8 @@ def as_csv(failures: Iterable[TriedRow]) -> str:
         tried = row.tried_at.isoformat(" ", "seconds") if row.tried_at is not None else ""
         cells = map(_harmless, [str(row.key), row.source, row.error, row.text])
         writer.writerow([*cells, tried])
+    if note:
+        writer.writerow([note])
     return text.getvalue()
 
 

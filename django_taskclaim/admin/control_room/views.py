@@ -419,16 +419,20 @@ class ModelPage(OverviewPage):
         # It names the file, and stands in the record.
         if group and not (group.isascii() and group.isalnum()):
             raise Http404
-        read = partial(latest, self.rows(request), EXPORTED)
+        read = partial(latest, self.rows(request), EXPORTED + 1)
         found = in_time(self.alias, read, READING_LIMIT)
         if found is None:
             messages.warning(request, _("The database did not answer in time."))
             return self.back(request)
+        note = ""
+        if len(found) > EXPORTED:
+            note = _("Only the last %(rows)s failed rows were read.") % {"rows": EXPORTED}
+            found = found[:EXPORTED]
         if group:
             found = [row for row in found if group_of(row) == group]
         facts: dict[str, Any] = {"reason": group, "using": self.alias, "by": request.user}
         record_action(self.model, "export", rows=len(found), **facts)
-        response = HttpResponse(as_csv(found), content_type="text/csv; charset=utf-8")
+        response = HttpResponse(as_csv(found, note=note), content_type="text/csv; charset=utf-8")
         name = "-".join(filter(None, [self.model._meta.model_name, "failures", group])) + ".csv"
         response["Content-Disposition"] = f'attachment; filename="{name}"'
         return response
