@@ -56,7 +56,7 @@ def test_nothing_is_claimed_while_a_check_says_stop(start_worker: Start) -> None
 
 @pytest.mark.django_db
 def test_a_reason_that_no_database_takes_is_reported_all_the_same() -> None:
-    throttles = Throttles("w", "default", {Photo: [lambda using: "down: \x00" * 999]})
+    throttles = Throttles("default", {Photo: [lambda using: "down: \x00" * 999]})
     throttles.ask()
     told = live_worker("testapp.Photo", throttles=wait_until(throttles.report))
     told.refresh_from_db()
