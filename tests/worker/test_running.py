@@ -203,8 +203,8 @@ def test_a_half_that_is_done_stays_done_when_the_other_half_overruns(
 def test_the_breaker_counts_a_row_once_however_soon_it_is_written(transactional_db: None) -> None:
     """The writer merges the results of two threads before these have told of them."""
     make(Photo, 2)
-    (writer, inflight, handler), service = writer_of(Photo), MagicMock()
-    executor = HandlerThread(WorkerOptions((), "w", "default"), inflight, service, "handler")
+    (writer, inflight, handler), breaker = writer_of(Photo), MagicMock()
+    executor = HandlerThread(WorkerOptions((), "w", "default"), inflight, MagicMock(), "handler")
     inflight.add(hold(handler, Photo.objects.claim_batch(2)))
     items: list[Any] = [inflight.take(0, Event(), is_async=False) for _ in range(2)]
     for item in items:
@@ -212,8 +212,8 @@ def test_the_breaker_counts_a_row_once_however_soon_it_is_written(transactional_
         inflight.settle(item)
     writer.write()
     for item in items:
-        executor._inform_breaker(item)
-    assert [call.kwargs["good"] for call in service.throttles.heard.mock_calls] == [1, 1]
+        executor._inform(breaker, item)
+    assert [call.kwargs["good"] for call in breaker.heard.mock_calls] == [1, 1]
 
 
 @pytest.mark.once
