@@ -76,8 +76,7 @@ class Claimer(WorkerThread):
     def __init__(
         self, options: WorkerOptions, handlers: list[Handler], inflight: InFlight, service: Service
     ) -> None:
-        super().__init__(options, "claimer")
-        self.inflight = inflight
+        super().__init__(options, inflight, "claimer")
         self.service = service
         self.keeper = service.keeper
         self.sources = [_Source(handler, options.threads) for handler in handlers]
@@ -97,11 +96,6 @@ class Claimer(WorkerThread):
     def turn(self) -> float:
         """When this thread last came round, or to one of many statements, by ``clock()``."""
         return max(self._last_turn, self.writer.last_turn)
-
-    def leave(self) -> None:
-        """Claim nothing more; end once all results are written."""
-        self.leaving.set()
-        self.inflight.wake()
 
     def run(self) -> None:
         use_own_connection(self.options.using)
@@ -249,13 +243,10 @@ class Claimer(WorkerThread):
         if not self.keeper.healthy(self.keeper.lease_of(handler)):
             # A lease that cannot be renewed is not worth taking.
             return not_yet
-        if self.service.stop_of(model):
-            # The service sees when that is over.
-            return poll
         stops = self.keeper.stops.get(model)
-        if stops is None:
-            # The switch has not been read yet: the claim might get the wrong lease.
-            return not_yet
+        if stops is None or self.service.stop_of(model):
+            # The service sees when that is over, and has this thread look at once.
+            return poll
         most = source.size.most(stops.own.batch_size, stops.own.lease)
         left = math.inf if self.options.max_rows is None else self.options.max_rows - self.claimed
         room = self.service.throttles.room(model)

@@ -35,16 +35,10 @@ class Executor(WorkerThread):
     def __init__(
         self, options: WorkerOptions, inflight: InFlight, service: Service, name: str
     ) -> None:
-        super().__init__(options, name)
-        self.inflight = inflight
+        super().__init__(options, inflight, name)
         self.service = service
         self.throttles = service.throttles
         self.running = Running(options.using, inflight, service.keeper, None)
-
-    def leave(self) -> None:
-        """Take nothing more."""
-        self.leaving.set()
-        self.inflight.wake()
 
     def _settle(self, item: WorkItem) -> None:
         if not self.inflight.settle(item):

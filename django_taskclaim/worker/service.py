@@ -26,7 +26,7 @@ from django_taskclaim.connecting import (
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.handlers import Handler
 from django_taskclaim.leases import forget
-from django_taskclaim.limits import NO_REASON, Stops, stops_of
+from django_taskclaim.limits import NO_REASON, stops_of
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
@@ -72,11 +72,10 @@ class Service(WorkerThread):
     """One for each process."""
 
     def __init__(self, options: WorkerOptions, handlers: list[Handler], inflight: InFlight) -> None:
-        super().__init__(options, "service")
+        super().__init__(options, inflight, "service")
         #: The name under which this process reports and that its holders' names begin with.
         self.process = process_name(options.name)
         self.handlers = handlers
-        self.inflight = inflight
         self.counters = Counters()
         #: What stops claims by itself: health checks, asked here, and failures, heard from the executors.
         checks = {handler.model: handler.health_checks for handler in handlers}
@@ -121,10 +120,6 @@ class Service(WorkerThread):
 
     def turn(self) -> float:
         return self.last_turn
-
-    def leave(self) -> None:
-        """End after one last round."""
-        self.leaving.set()
 
     # The thread
 
@@ -180,19 +175,15 @@ class Service(WorkerThread):
     def stop_of(self, model: type[Model]) -> str:
         """Return why rows of *model* are not claimed now, empty while they may be; asks no database."""
         stops = self.keeper.stops.get(model)
-        if stops is not None and stops.pauses:
+        if stops is None:
+            return "not known yet"
+        if stops.pauses:
             return f"paused: {stops.pauses[0].reason or NO_REASON}"
-        why = self.throttle_of(model)
+        why = stops.throttled or self.throttles.reason_for(model)
         return f"throttled: {why}" if why else ""
 
-    def throttle_of(self, model: type[Model]) -> str:
-        """Return which throttle stops claims of *model*, by everybody or by this process; empty where none does."""
-        stops = self.keeper.stops.get(model)
-        return (stops.throttled if stops is not None else "") or self.throttles.reason_for(model)
-
     def _read_switch_when_it_matters(self) -> bool:
-        stops = self.keeper.stops
-        is_stopped = any(map(_stops_all, [*stops.values()])) or len(stops) < len(self.handlers)
+        is_stopped = any(self.stop_of(handler.model) for handler in self.handlers)
         # An idle process asks, too, to know that it could renew.
         if not (is_stopped or self.inflight.held() or self.keeper.is_silent()):
             return False
@@ -207,15 +198,15 @@ class Service(WorkerThread):
         """
         for handler in self.handlers:
             model = handler.model
-            is_first, before = model not in self.keeper.stops, self.stop_of(model)
+            before = self.stop_of(model)
             stops = stops_of(model, using=self.options.using)
             self.keeper.follow(model, stops)
-            if _stops_all(stops):
+            if stops.pauses or stops.throttled:
                 self.keeper.withdraw(model)
             now = self.stop_of(model)
             if now and now != before:
                 logger.info("%s is %s", model._meta.label, now)
-            if (is_first or before) and not now:
+            if before and not now:
                 # What stopped its claims is over.
                 self.calls.look_now(model)
 
@@ -255,11 +246,6 @@ class Service(WorkerThread):
 
     def _sign_off(self) -> None:
         WorkerProcess.objects.using(self.options.using).filter(name=self.process).delete()
-
-
-def _stops_all(stops: Stops) -> bool:
-    """Say whether everybody's claims of a model are stopped."""
-    return bool(stops.pauses or stops.throttled)
 
 
 def in_pieces(prune: Callable[[str], bool], using: str) -> bool:

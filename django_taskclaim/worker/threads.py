@@ -7,6 +7,7 @@ from types import FrameType
 
 from django_taskclaim.claim import clock
 from django_taskclaim.connecting import drop_broken
+from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import Limited
 
@@ -22,14 +23,19 @@ SOCKETS = ("selectors", "socket", "ssl")
 class WorkerThread(threading.Thread):
     """A thread that goes on after errors, until it is to leave."""
 
-    def __init__(self, options: WorkerOptions, name: str) -> None:
+    def __init__(self, options: WorkerOptions, inflight: InFlight, name: str) -> None:
         super().__init__(name=f"taskclaim-{name}", daemon=True)
-        self.options = options
+        self.options, self.inflight = options, inflight
         #: Set by this thread once it is at work, and by others when it is to end.
         self.started, self.leaving = threading.Event(), threading.Event()
         self._limited = Limited()
         #: Where this thread was at the last look that saw it go on, and the looks since.
         self._seen, self._looks = 0.0, 0
+
+    def leave(self) -> None:
+        """Let it begin nothing more, and end once the work under way is done."""
+        self.leaving.set()
+        self.inflight.wake()
 
     def attempt(self, what: str, job: Callable[[], object]) -> BaseException | None:
         """Do a part of the work; an error is logged and returned, and the connection is given up."""
