@@ -255,6 +255,7 @@ def run_action(
     changed, left, key = list[int](), Counter[str](), ""
     began, is_over, trouble = clock(), True, ""
     try:
+        left.update(others_among(rows, action.states_of(named)) if keys is None else {})
         for part in chunks_of(chosen) if keys is None else keys:
             if changed and clock() - began >= SECONDS:
                 is_over = False
@@ -283,6 +284,13 @@ def run_action(
     text = f"{result} {ending}".rstrip()
     messages.add_message(request, messages.ERROR if trouble else level, text)
     return is_over
+
+
+def others_among(rows: Rows, states: Collection[str]) -> Counter[str]:
+    """Count the rows in other states than these, by the words for theirs; none where there are too many rows."""
+    found = states_of(rows)
+    others = sorted(found.keys() - states) if found.total() <= MOST else []
+    return Counter({str(STATES[state]): found[state] for state in others})
 
 
 def permitted(rows: Rows, keys: list[Any], may: Callable[[Any], bool]) -> list[Any]:

@@ -170,7 +170,8 @@ def test_buttons_and_actions_find_rows_by_any_key(boss: Client, in_states: Any, 
     assert recorded()[-1][5] == str(rows["open"].pk)[:255]
     answer = run_action(boss, address(model), chosen("claim_reset", *rows.values()))
     assert facts(rows["failed"]).status == "open"
-    assert said(answer) == f"1 {model._meta.verbose_name} was reset."
+    assert f"1 {model._meta.verbose_name} was reset. Left alone: 1 complete, " in said(answer)
+    assert "2 running" in said(answer)
 
 
 def retry(client: Client) -> Any:
@@ -231,7 +232,7 @@ def test_an_action_on_all_rows_means_those_that_the_filters_match(
     sent = chosen("claim_pause_rows", rows[0], select_across="1")
     answer = run_action(boss, f"{address(Photo)}?q=yes", sent)
     assert [facts(row).status for row in rows] == ["paused"] * 5 + ["open"] * 2
-    assert said(answer) == "4 photos were paused."
+    assert said(answer) == "4 photos were paused. Left alone: 1 paused."
     assert sum(one[2] for one in recorded()) == 4
 
 
