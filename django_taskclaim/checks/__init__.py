@@ -25,7 +25,7 @@ E064      ``update_fields`` of a companion's handler names a column that both ta
 E071      a model of ranges names no source
 E074      nothing tells when a growing source has all rows of a range, or ``plan_ahead`` is no number of rows
 W001      SQLite transactions do not begin IMMEDIATE
-W003      a lease is so short that renewals cannot keep up, or so long that a dead worker's rows stay stuck
+W003      a lease is so short that renewals cannot keep up
 W009      an atomic handler may hold up all other writers for longer than a quarter of its lease
 W051      an archive lacks columns of the model, which will be lost
 E101–E105 asked of the server, with ``--database`` only: it is too old for the claims (E101), a table has no

@@ -25,7 +25,7 @@ from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.handlers import WAITS_PER_LEASE, Handler, handler_for
 from django_taskclaim.models import RangeMixin
 from django_taskclaim.models.mixins import ClaimBase
-from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE
+from django_taskclaim.policy import SHORTEST_LEASE
 from django_taskclaim.querysets.completing import PREFIX, writable
 from django_taskclaim.ranges.keys import RangeTarget, source_of
 from django_taskclaim.ranges.planning import refuse_unplannable
@@ -147,11 +147,11 @@ def _ranges(model: type[models.Model]) -> Iterator[CheckMessage]:
 
 def _lease(handler: Handler) -> Iterator[CheckMessage]:
     model, lease = handler.model, handler.lease
-    if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
-        why = "rows of a worker that dies stay stuck for that long; running rows are renewed anyway"
-        if lease < SHORTEST_LEASE:
-            why = "one slow renewal, and a running row is lost"
-        text = f"Rows of {model._meta.label} are claimed for {format_duration(lease)}: {why}."
+    if lease < SHORTEST_LEASE:
+        text = (
+            f"Rows of {model._meta.label} are claimed for {format_duration(lease)}: one slow renewal, and a running row"
+            " is lost."
+        )
         yield message("W003", text, f"@handler({model.__name__}, lease=60)", model)
 
 

@@ -17,7 +17,7 @@ from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, format_duration, format_moment, listed
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.limits.key_limits import limits_over
-from django_taskclaim.monitoring.overview import Overview, throttles_by_source
+from django_taskclaim.monitoring.overview import Overview
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.scope import in_state, is_open
@@ -59,7 +59,8 @@ def _paused(seen: Overview) -> Reasons:
 
 
 def _throttled(seen: Overview) -> Reasons:
-    for source, same in throttles_by_source(seen).items():
+    for source in dict.fromkeys(throttle.source for throttle in seen.throttles):
+        same = [throttle for throttle in seen.throttles if throttle.source == source]
         processes = listed([throttle.process for throttle in same], 3)
         yield checks.Warning(
             f"{seen.model._meta.label} is throttled by {source} ({processes}): {same[0].reason},"

@@ -200,14 +200,6 @@ def _throttles(
     return sorted(found, key=lambda one: one.until, reverse=True)
 
 
-def throttles_by_source(seen: Summary) -> dict[str, list[Throttle]]:
-    """Return what is in force by its cause, of each the one first that holds longest."""
-    found: dict[str, list[Throttle]] = {}
-    for throttle in seen.throttles:
-        found.setdefault(throttle.source, []).append(throttle)
-    return found
-
-
 def database_time(alias: str) -> datetime:
     """Return what the clock of the database says, in UTC."""
     return dialect_for(connections[alias]).current_time()

@@ -47,7 +47,7 @@ UNFINISHED = Photo.objects.filter(width=None)
     ("model", "options", "expected"),
     [
         (Photo, {"lease": 1}, ["W003"]),
-        (Photo, {"lease": timedelta(days=3)}, ["W003"]),
+        (Photo, {"lease": timedelta(days=3)}, []),
         (Photo, {"atomic": True}, ONE_WRITER),
         (Photo, {"atomic": True, "timeout": None}, ONE_WRITER),
         (Photo, {"atomic": True, "timeout": 15}, []),

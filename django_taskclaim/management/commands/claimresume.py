@@ -11,7 +11,7 @@ Examples:
 from typing import Any
 
 from django_taskclaim.management.commands.claimpause import Command as Pause
-from django_taskclaim.switch import paused_by, paused_model
+from django_taskclaim.switch import describe_pause, paused_by, paused_model
 
 
 class Command(Pause):
@@ -22,11 +22,7 @@ class Command(Pause):
     def handle(self, **options: Any) -> None:
         super().handle(**options)
         for model in dict.fromkeys(model for model, _ in self.where):
-            if (pause := paused_by(model, using=options["database"])) is None:
-                continue
-            label, who = paused_model(pause), f" by {pause.by}" if pause.by else ""
-            text = (
-                f"{model._meta.label} stays paused: {label or 'everything'} is paused{who};"
-                f" manage.py claimresume {label or '--all'}"
-            )
-            self.stdout.write(self.style.WARNING(text))
+            if pause := paused_by(model, using=options["database"]):
+                text = f"{model._meta.label} stays paused: {describe_pause(pause)}."
+                command = f"manage.py claimresume {paused_model(pause) or '--all'}"
+                self.stdout.write(self.style.WARNING(f"{text} {command}"))
