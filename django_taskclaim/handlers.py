@@ -74,10 +74,6 @@ class Handler(Policy):
     )
     #: The function gets the sources of the rows, which are companions.
     gets_sources: bool = False
-    #: What becomes of a companion whose source is gone: ``fail`` or ``complete``.
-    missing_source: str = conf.option(
-        accepting("fail or complete", ("fail", "complete").__contains__), default="fail"
-    )
     #: A statement that adds rows wakes idle workers, where the database can do that.
     wake_up: bool = False
 
@@ -137,7 +133,11 @@ class Handler(Policy):
 
 
 class HandlerOptions(TypedDict, total=False):
-    """The options of ``@handler``."""
+    """The options of ``@handler``.
+
+    The function of a companion (``SourceMixin``) gets the source instead of the row, and ``update_fields`` may name
+    columns of either. A row whose source is gone fails.
+    """
 
     # What is written
 
@@ -197,9 +197,6 @@ class HandlerOptions(TypedDict, total=False):
     backoff: Backoff | None
     #: What classes of exceptions mean: ``Permanent``, a ``RetryLater``, or None: as usual.
     errors: Mapping[type[BaseException], Rule] | None
-    #: The function of a companion (``SourceMixin``) gets the source instead of the row, and ``update_fields`` may name
-    #: columns of either. A row whose source is gone fails, or with ``"complete"`` is completed.
-    missing_source: str
 
 
 _handlers: dict[type[models.Model], Handler] = {}

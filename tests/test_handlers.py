@@ -60,7 +60,6 @@ class Asynchronous:
         ({"order_by": ["no_such_column"]}, plain, FieldError, "no_such_column"),
         ({"batch_size": 0}, plain, ValueError, "batch_size"),
         ({"max_attempts": 0}, plain, ValueError, "max_attempts"),
-        ({"missing_source": "skip"}, plain, ValueError, "missing_source"),
         ({"batchsize": 3}, plain, TypeError, "no option batchsize. It has"),
         ({"own_lease": 3}, plain, TypeError, "own_lease"),
         ({"lease": "soon"}, plain, ValueError, "lease must be seconds"),

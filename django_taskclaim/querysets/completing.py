@@ -41,25 +41,24 @@ def complete(
     rows: object,
     update_fields: Collection[str],
     *,
-    may_be_gone: bool = False,
     savepoint: bool = True,
 ) -> int:
     """Finish rows well, each as the policy of its model says, and return how many; see ``ClaimQuerySet.complete``.
 
-    A source of a companion that is to be written *may be gone*, or SourceGone is raised. Without a *savepoint* an
-    error ends the transaction that is open.
+    SourceGone where a source of a companion is to be written and not there any more. Without a *savepoint* an error
+    ends the transaction that is open.
     """
     checked_results(model, update_fields)
     given = Given(rows)
     # Each may raise, so all are made before the first one writes.
-    verbs = [_completion(held.target, update_fields, may_be_gone) for held in given.held]
+    verbs = [_completion(held.target, update_fields) for held in given.held]
     for held, verb in zip(given.held, verbs, strict=True):
         verb.savepoint = savepoint
         given.write(held, verb)
     return given.end()
 
 
-def _completion(target: ClaimTarget, names: Collection[str], may_be_gone: bool) -> Write:
+def _completion(target: ClaimTarget, names: Collection[str]) -> Write:
     """Return what the policy of the model does with rows, and how their results are written."""
     policy, results = policy_for(target.model).completion, checked_results(target.model, names)
     own = [field for field in results if field.model is target.columns.owner]
@@ -80,7 +79,7 @@ def _completion(target: ClaimTarget, names: Collection[str], may_be_gone: bool) 
     if own:
         verb.own, verb.per_row = partial(_values_of, own), len(own)
     if of_source:
-        verb.then.insert(0, partial(_write_sources, of_source, may_be_gone))
+        verb.then.insert(0, partial(_write_sources, of_source))
     if inherited:
         verb.then.insert(0, partial(_write_inherited, inherited))
     return verb
@@ -152,8 +151,8 @@ def _write_inherited(fields: Sequence[AnyField], held: HeldRows) -> None:
     _write(held.target, fields, held.rows)
 
 
-def _write_sources(fields: Sequence[AnyField], may_be_gone: bool, held: HeldRows) -> None:
-    """Write results of the sources; SourceGone where one is not there any more, unless it *may be gone*."""
+def _write_sources(fields: Sequence[AnyField], held: HeldRows) -> None:
+    """Write results of the sources; SourceGone where one is not there any more."""
     target, rows = held.target, held.rows
     link = source_link(target.model)
     if (beside := link.alias_beside(target.alias)) != target.alias:
@@ -166,7 +165,7 @@ def _write_sources(fields: Sequence[AnyField], may_be_gone: bool, held: HeldRows
     there = [row for row in rows if row not in gone]
     lost = _write(target, fields, [getattr(row, LINK) for row in there])
     gone += [row for row in there if getattr(row, LINK) in lost]
-    if gone and not may_be_gone:
+    if gone:
         raise SourceGone(gone)
 
 

@@ -120,8 +120,7 @@ def complete(handler: Handler, rows: Sequence[object], *, savepoint: bool = True
 
     Without a *savepoint* an error ends the transaction that is open.
     """
-    may_be_gone, fields = handler.missing_source == "complete", handler.update_fields
-    return complete_rows(handler.model, rows, fields, may_be_gone=may_be_gone, savepoint=savepoint)
+    return complete_rows(handler.model, rows, handler.update_fields, savepoint=savepoint)
 
 
 # Atomic handlers: the function and the fenced completion are one transaction on the rows' database

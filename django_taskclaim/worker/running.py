@@ -200,7 +200,7 @@ class Running:
                 # Between two halves: the handler may have ended some claims itself.
                 others.append((held, held.claim.how_ended() or NOT_STARTED))
             elif item.handler.needs_source and lacks_source(held.row):
-                others.append((held, _without_source(held)))
+                others.append((held, judged(held.row, SourceGone([held.row]))))
             else:
                 called.append(held)
         if others:
@@ -356,10 +356,3 @@ def _done(held: HeldRow) -> Outcome:
     """Return what is to become of a row that its handler is done with."""
     error = held.without_results()
     return DONE if error is None else judged(held.carrier(), error)
-
-
-def _without_source(held: HeldRow) -> Outcome:
-    """Say what becomes of a companion whose source is gone: its handler cannot be called."""
-    if held.handler.missing_source == "complete":
-        return DONE
-    return judged(held.row, SourceGone([held.row]))

@@ -158,7 +158,7 @@ def test_a_source_that_is_gone_takes_its_completion_along() -> None:
     assert PageTask.objects.complete(there, update_fields=["words"]) == 1
 
 
-def test_a_source_that_is_gone_fails_its_row_or_completes_it() -> None:
+def test_a_source_that_is_gone_fails_its_row() -> None:
     """A claim that joins over the link takes such rows, too."""
     make_sources(PageTask, 2)
     PageTask.objects.create(source_id="gone")
@@ -174,7 +174,7 @@ def test_a_source_that_is_gone_fails_its_row_or_completes_it() -> None:
     FarTask.objects.populate(make_sources(FarTask, 1))
     FarPage.objects.using("other").all().delete()
     run_due(FarTask)
-    assert FarTask.objects.get().status == "complete"
+    assert FarTask.objects.get().error_class.endswith("SourceGone")
 
 
 @pytest.mark.promise(10)

@@ -106,7 +106,7 @@ def measure(photo: Photo) -> None:
     photo.width, photo.height = 640, 480
 
 
-@handler(PageTask, update_fields=["words"], missing_source="complete")
+@handler(PageTask, update_fields=["words"])
 def count_words(page: Page) -> None:
     page.words = len(page.title.split())
     assert_type(companion_of(page).claim.token, Any)

@@ -33,7 +33,7 @@ def measure(lines: list[Line]) -> Any:
         yield line if line.number % 2 else line.pk
 
 
-@handler(FarTask, update_fields=["title"], missing_source="complete")
+@handler(FarTask, update_fields=["title"])
 def copy_title(page: FarPage) -> None:
     from django_taskclaim.companions import companion_of
 
