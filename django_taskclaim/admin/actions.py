@@ -207,7 +207,6 @@ class ClaimActions(OperatePermission):
             form=partial(ActionForm, action=action, states=states),
             hidden=hidden,
             run=run,
-            danger=takes or action.stores_reason,
             back=back,
             crumbs=crumbs,
             site=self.admin_site,

@@ -51,7 +51,6 @@ def confirm(
     back: str,
     crumbs: Sequence[Crumb] = (),
     warning: str = "",
-    danger: bool = False,
     facts: Sequence[str] = (),
     form: Callable[..., forms.Form] = forms.Form,
     hidden: Mapping[str, Sequence[str]] | None = None,
@@ -59,9 +58,9 @@ def confirm(
     """Show what is about to happen, or make it happen: *run* is called for a POST whose form is valid, and only then.
 
     *allowed* is the caller's answer to "may this user do this to that?"; False is PermissionDenied for GET and POST
-    alike. *form* asks for more (a reason, "take running rows"), and *run* gets its cleaned answers. *hidden* is what
-    the page shows the state of: nothing is done until it comes back unchanged with the answer. If it has changed, the
-    page is shown again and says so.
+    alike. Under a *warning* the button is red. *form* asks for more (a reason, "take running rows"), and *run* gets its
+    cleaned answers. *hidden* is what the page shows the state of: nothing is done until it comes back unchanged with
+    the answer. If it has changed, the page is shown again and says so.
     """
     if not allowed:
         raise PermissionDenied
@@ -83,7 +82,6 @@ def confirm(
         "facts": facts,
         "form": filled,
         "hidden": kept if hidden is None else [*kept, (CONFIRMED, "yes")],
-        "danger": danger,
         "back": back,
         "crumbs": [*crumbs, Crumb(title)],
         "crumbs_are_listed": django.VERSION >= (6, 1),

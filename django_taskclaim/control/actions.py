@@ -26,9 +26,8 @@ class Instruction:
     #: How the audit or the command stores it.
     name: str
     label: Text
-    #: What the page that asks says, and whether something running is touched.
+    #: What the page that asks says.
     sentence: Text = ""
-    danger: bool = False
     #: What the record says of it: what has become of the rows, or what a worker was told.
     done: Text
 
@@ -177,7 +176,6 @@ STOP = Instruction(
     sentence=gettext_lazy(
         "It gives back what it has not started; running rows get the grace period, then it leaves."
     ),
-    danger=True,
     done=gettext_lazy("told to stop"),
 )
 GIVE_BACK = Instruction(
@@ -187,7 +185,6 @@ GIVE_BACK = Instruction(
         "A living worker gives back what it has not started, and goes on. Of a silent one all rows are opened again,"
         " and what it still writes is refused."
     ),
-    danger=True,
     done=gettext_lazy("told to give back"),
 )
 

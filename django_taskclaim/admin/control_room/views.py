@@ -212,7 +212,6 @@ class OverviewPage:
             title=f"{action.label}: {name}",
             sentence=str(action.sentence),
             warning=every if off and of_all else "",
-            danger=off and of_all,
             form=PauseForm if off else ReasonForm,
             run=run,
         )
@@ -337,7 +336,6 @@ class ModelPage(OverviewPage):
             title=f"{capfirst(str(action.label))}: {worker.name}",
             sentence=str(action.sentence),
             form=ReasonForm,
-            danger=action.danger,
             run=run,
         )
 
