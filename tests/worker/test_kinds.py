@@ -1,7 +1,6 @@
 """Batch handlers, coroutine functions and atomic handlers in real workers."""
 
 from threading import Event
-from unittest.mock import MagicMock
 
 import pytest
 from django.db import connection
@@ -136,7 +135,7 @@ def test_coroutines_that_a_blocked_loop_has_not_begun_go_back_as_not_started(db:
     blocking.begin(blocking.rows)
     blocking.started -= 3600
     options = WorkerOptions((), "w", "default")
-    LeaseKeeper(options, [handler], inflight, MagicMock(), MagicMock()).end_overrun()
+    LeaseKeeper(options, [handler], inflight).end_overrun()
     outcomes = [(one.outcome, held.ran) for one in inflight.unwritten() for held in one.rows]
     assert isinstance(outcomes[0][0], Failed)
     assert outcomes[1:] == [(NOT_STARTED, 0.0)] * len(others)

@@ -4,7 +4,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from django.db import connection, connections
@@ -116,6 +115,6 @@ def test_a_row_whose_transaction_is_committed_late_is_done_and_not_lost(
     rival.connection.commit()
     rival.close()
     options = WorkerOptions((Photo._meta.label,), "w", "default")
-    LeaseKeeper(options, [handler], inflight, MagicMock(), MagicMock()).renew_when_due()
+    LeaseKeeper(options, [handler], inflight).renew_when_due()
     wait_until(lambda: writer.write() is not None and inflight.is_empty())
     assert (writer.counters.done, "Lost" in caplog.text) == (1, False)
