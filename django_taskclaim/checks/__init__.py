@@ -137,15 +137,15 @@ def check_databases() -> Iterator[CheckMessage]:
 def _configured_faults(alias: str) -> Iterator[CheckMessage]:
     connection, strategy = connections[alias], conf.setting("CLAIM_STRATEGY")
     try:
-        known = dialect_for(connection).strategies
+        dialect = dialect_for(connection)
     except NotSupportedError as error:
         hint = "Let a router keep the models with claim columns on one of these databases."
         yield message("E016", f"The database {alias!r} cannot claim. {error}", hint)
         return
     yield from autocommit_faults(alias)
     yield from server_for(connection).configured_faults()
-    if strategy not in known:
-        text = f"TASKCLAIM['CLAIM_STRATEGY'] is {strategy!r}; the database {alias!r} has {', '.join(known)}."
+    if strategy == "update_limit" and dialect.returns_updated:
+        text = f"TASKCLAIM['CLAIM_STRATEGY'] is {strategy!r}, and the database {alias!r} can only claim as auto does."
         yield message("E008", text, 'TASKCLAIM = {"CLAIM_STRATEGY": "auto"}')
 
 

@@ -76,19 +76,15 @@ class SwitchIsOn(_Expression):
         self.scopes, self.unlimited = tuple(scopes), unlimited
 
     def fragment(self, dialect: Dialect) -> SQL:
-        name = dialect.connection.ops.quote_name
-        column = {
-            each: f"taskclaim_s.{name(each)}" for each in ("scope", "paused_at", "until", *LIMITS)
-        }
         stops = (
-            f"{column['paused_at']} IS NOT NULL"
-            f" AND ({column['until']} IS NULL OR {column['until']} > {dialect.now})"
+            "taskclaim_s.paused_at IS NOT NULL"
+            f" AND (taskclaim_s.until IS NULL OR taskclaim_s.until > {dialect.now})"
         )
-        limits = [f"{column[each]} IS NOT NULL" for each in LIMITS] if self.unlimited else []
+        limits = [f"taskclaim_s.{each} IS NOT NULL" for each in LIMITS] if self.unlimited else []
         marks = ", ".join(["%s"] * len(self.scopes))
         return SQL(
-            f"NOT EXISTS (SELECT 1 FROM {name(SWITCH_TABLE)} taskclaim_s"
-            f" WHERE {column['scope']} IN ({marks}) AND ({' OR '.join([stops, *limits])}))",
+            f"NOT EXISTS (SELECT 1 FROM {SWITCH_TABLE} taskclaim_s"
+            f" WHERE taskclaim_s.scope IN ({marks}) AND ({' OR '.join([stops, *limits])}))",
             self.scopes,
         )
 

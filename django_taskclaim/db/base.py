@@ -146,8 +146,6 @@ class Dialect(Session):
     MOST_KEYS: ClassVar[int] = 500
     greatest: ClassVar[str] = "GREATEST"
     lock_clause: ClassVar[str] = "FOR UPDATE"
-    #: Ways to claim, by the value of the setting CLAIM_STRATEGY.
-    strategies: ClassVar[Sequence[str]] = ("auto",)
     #: Whether an UPDATE returns the rows that it wrote, so that one statement claims.
     returns_updated: ClassVar[bool] = True
     #: Whether Django's DELETE by many keys may scan a small table, and wait for rows that others have locked.
