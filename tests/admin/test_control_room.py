@@ -281,7 +281,7 @@ def test_an_export_is_named_marked_where_it_is_cut_and_recorded(
     assert f'filename="photo-failures-{group}.csv"' in answer["Content-Disposition"]
     assert "xx…" in answer.content.decode()
     assert "Only the last" not in answer.content.decode()
-    monkeypatch.setattr("django_taskclaim.admin.control_room.views.EXPORTED", 0)
+    monkeypatch.setattr("django_taskclaim.admin.control_room.failures.EXPORTED", 0)
     cut: Any = boss.post(photos("export"))
     assert "Only the last 0 failed rows were read." in cut.content.decode()
     assert boss.post(photos("export"), {"group": 'x"\r\nX: y'}).status_code == 404

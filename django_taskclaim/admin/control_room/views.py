@@ -28,34 +28,7 @@ from django.utils.translation import gettext as _
 from django_taskclaim import conf
 from django_taskclaim.admin.actions import claims_of, run_action
 from django_taskclaim.admin.confirming import Answer, Crumb, confirm
-from django_taskclaim.admin.control_room.failures import (
-    EXPORTED,
-    READING_LIMIT,
-    Group,
-    as_csv,
-    group_of,
-    keys_like,
-    latest,
-    sample,
-)
-from django_taskclaim.admin.control_room.forms import (
-    FIRST,
-    PauseForm,
-    ReasonForm,
-    RetryForm,
-    SettingsForm,
-)
-from django_taskclaim.admin.control_room.snapshot import (
-    forecast,
-    in_time,
-    outcome,
-    read_summaries,
-    segments,
-    shared,
-    snapshot_of,
-    state_of,
-    worker_lines,
-)
+from django_taskclaim.admin.control_room import failures, forms, snapshot
 from django_taskclaim.admin.permissions import may
 from django_taskclaim.control.actions import (
     GIVE_BACK,
@@ -160,7 +133,7 @@ class OverviewPage:
             raise PermissionDenied
         # Those who may see the same models share what was read of them.
         places = tuple((page.model, page.alias) for page in pages)
-        found = shared(request, places, partial(read_summaries, places))
+        found = snapshot.shared(request, places, partial(snapshot.read_summaries, places))
         return {
             "models": [page.line(found.known.get(page.model)) for page in pages],
             "may_operate_all": self.may("operate", request),
@@ -212,7 +185,7 @@ class OverviewPage:
             title=f"{action.label}: {name}",
             sentence=str(action.sentence),
             warning=every if off and of_all else "",
-            form=PauseForm if off else ReasonForm,
+            form=forms.PauseForm if off else forms.ReasonForm,
             run=run,
         )
 
@@ -270,20 +243,20 @@ class ModelPage(OverviewPage):
         """Return what the overview shows of the model."""
         return {
             "page": self,
-            "state": state_of(seen),
+            "state": snapshot.state_of(seen),
             "seen": seen,
-            "segments": segments(seen.progress) if seen else [],
-            "outcome": outcome(self.model),
+            "segments": snapshot.segments(seen.progress) if seen else [],
+            "outcome": snapshot.outcome(self.model),
             "silent": len(seen.workers) - len(seen.living) if seen else 0,
         }
 
-    def facts(self, request: HttpRequest, form: SettingsForm | None = None) -> dict[str, Any]:
+    def facts(self, request: HttpRequest, form: forms.SettingsForm | None = None) -> dict[str, Any]:
         """Return what the templates show; None is what was not read, and the script keeps what it has of that."""
         rows = self.rows(request)
-        read = partial(snapshot_of, self.model, self.alias, rows)
+        read = partial(snapshot.snapshot_of, self.model, self.alias, rows)
         sees_all = not (rows.query.where or rows.query.is_sliced or rows.query.combinator)
         # Errors of rows that this user may not see must not come from a snapshot of others.
-        known = shared(request, (self.model, self.alias), read) if sees_all else read()
+        known = snapshot.shared(request, (self.model, self.alias), read) if sees_all else read()
         seen = known.seen
         stored = seen.switch.overrides if seen and seen.switch else {}
         meta = self.model._meta
@@ -294,10 +267,10 @@ class ModelPage(OverviewPage):
             "may_operate": self.may("operate", request),
             "may_configure": self.may("configure", request),
             "has_control": is_on(self.alias),
-            "forecast": forecast(seen, known.charts),
-            "workers": worker_lines(known, sees_all=sees_all),
+            "forecast": snapshot.forecast(seen, known.charts),
+            "workers": snapshot.worker_lines(known, sees_all=sees_all),
             "change_url": f"{self.site.name}:{meta.app_label}_{meta.model_name}_change",
-            "settings_form": form or SettingsForm(self.model, stored=stored),
+            "settings_form": form or forms.SettingsForm(self.model, stored=stored),
         }
 
     # What a person can do
@@ -335,7 +308,7 @@ class ModelPage(OverviewPage):
             and all(ModelPage(self.site, one).may("operate", request) for one in models_of(worker)),
             title=f"{capfirst(str(action.label))}: {worker.name}",
             sentence=str(action.sentence),
-            form=ReasonForm,
+            form=forms.ReasonForm,
             run=run,
         )
 
@@ -358,7 +331,7 @@ class ModelPage(OverviewPage):
         if request.method != "POST":
             # The login form leads here when a form was sent after the session had ended.
             return self.back(request)
-        form = SettingsForm(self.model, request.POST)
+        form = forms.SettingsForm(self.model, request.POST)
         if not form.is_valid():
             return self.show(request, form=form)
         if not form.values:
@@ -371,7 +344,9 @@ class ModelPage(OverviewPage):
     def retry(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then reset failed rows of the group: all, or the ten that failed last."""
         rows, wanted = self.rows(request), request.GET.get("group", "")
-        failed = in_time(self.alias, lambda: sample(rows, database_time(self.alias)))
+        failed = snapshot.in_time(
+            self.alias, lambda: failures.sample(rows, database_time(self.alias))
+        )
         group = next((one for one in failed.groups if one.id == wanted), None) if failed else None
         if failed is None or group is None:
             late = _("Nothing was changed: the database did not answer in time.")
@@ -387,16 +362,16 @@ class ModelPage(OverviewPage):
             )
             % {"name": self.name},
             facts=[f"{number(group.all)}{more} × {group.kind}"],
-            form=RetryForm,
+            form=forms.RetryForm,
             run=partial(self._retry, request, group),
         )
 
-    def _retry(self, request: HttpRequest, group: Group, answer: Answer) -> HttpResponse:
+    def _retry(self, request: HttpRequest, group: failures.Group, answer: Answer) -> HttpResponse:
         """Reset rows of the group; if the time was up, answer with the page that offers the rest."""
         rows = claims_of(self.rows(request))
-        keys: Iterable[list[Any]] = keys_like(rows, group, int(conf.setting("CHUNK_SIZE")))
+        keys: Iterable[list[Any]] = failures.keys_like(rows, group, int(conf.setting("CHUNK_SIZE")))
         if answer["first"]:
-            keys = [[failure.key for failure in group.failures[:FIRST]]]
+            keys = [[failure.key for failure in group.failures[: forms.FIRST]]]
         name = _("group %(group)s") % {"group": group.id}
         which = ", ".join(filter(None, [group.error, name]))
         is_over = run_action(
@@ -417,20 +392,21 @@ class ModelPage(OverviewPage):
         # It names the file, and stands in the record.
         if group and not (group.isascii() and group.isalnum()):
             raise Http404
-        read = partial(latest, self.rows(request), EXPORTED + 1)
-        found = in_time(self.alias, read, READING_LIMIT)
+        read = partial(failures.latest, self.rows(request), failures.EXPORTED + 1)
+        found = snapshot.in_time(self.alias, read, failures.READING_LIMIT)
         if found is None:
             messages.warning(request, _("The database did not answer in time."))
             return self.back(request)
         note = ""
-        if len(found) > EXPORTED:
-            note = _("Only the last %(rows)s failed rows were read.") % {"rows": EXPORTED}
-            found = found[:EXPORTED]
+        if len(found) > failures.EXPORTED:
+            note = _("Only the last %(rows)s failed rows were read.") % {"rows": failures.EXPORTED}
+            found = found[: failures.EXPORTED]
         if group:
-            found = [row for row in found if group_of(row) == group]
+            found = [row for row in found if failures.group_of(row) == group]
         facts: dict[str, Any] = {"reason": group, "using": self.alias, "by": request.user}
         record_action(self.model, "export", rows=len(found), **facts)
-        response = HttpResponse(as_csv(found, note=note), content_type="text/csv; charset=utf-8")
+        text = failures.as_csv(found, note=note)
+        response = HttpResponse(text, content_type="text/csv; charset=utf-8")
         name = "-".join(filter(None, [self.model._meta.model_name, "failures", group])) + ".csv"
         response["Content-Disposition"] = f'attachment; filename="{name}"'
         return response
