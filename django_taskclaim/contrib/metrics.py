@@ -5,9 +5,7 @@ Route it where the monitoring reaches it: ``path("metrics", metrics)``. It needs
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterator
 
 from django.core.exceptions import PermissionDenied
 from django.db import Error, connections, router
@@ -40,7 +38,6 @@ from django_taskclaim.worker.counters import longest_in, unpacked
 logger = logging.getLogger(__name__)
 
 LABELS = ("model", "database")
-Labels: TypeAlias = tuple[str, str]
 
 #: What is read of each model by itself, and what the figure says.
 GAUGES: dict[str, tuple[str, Callable[[Overview], float]]] = {
@@ -104,76 +101,64 @@ def metrics(request: HttpRequest) -> HttpResponse:
     return HttpResponse(encode(registry), content_type=content_type)
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """What all worker processes have reported of one model."""
-
-    counts: Mapping[str, int]
-    times: Mapping[str, Counter[int]]
-
-
 class Figures(Collector):
     """Reads the figures of models at the moment they are asked for."""
 
     def collect(self) -> Iterator[Metric]:
         """Yield each figure with its values for all models; one that cannot be read in time has ``taskclaim_up`` 0."""
         up = GaugeMetricFamily("taskclaim_up", "1 if the model was read in time.", labels=LABELS)
-        seen: dict[Labels, Overview] = {}
-        reported: dict[Labels, Reported] = {}
+        text, of_states = "Rows by status; of a large table an estimate.", (*LABELS, "status")
+        rows = GaugeMetricFamily("taskclaim_rows", text, labels=of_states)
+        gauges = {
+            name: GaugeMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
+            for name, (text, _) in GAUGES.items()
+        }
+        counters = {
+            column: CounterMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
+            for column, (name, text) in COUNTERS.items()
+        }
+        histograms = {
+            column: HistogramMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
+            for column, (name, text) in HISTOGRAMS.items()
+        }
         for model in claimable_models():
-            alias = router.db_for_write(model)
-            labels = model._meta.label, alias
-            try:
-                with server_for(connections[alias]).bounded(conf.duration("PAGE_TIMEOUT")):
-                    # First, so that no counter is ahead of the rows.
-                    if is_on(alias):
-                        reported[labels] = _reported(model, alias)
-                    seen[labels] = overview(model, alias, exact=False)
-            except (Error, TaskClaimError):
-                logger.exception("%s on %s was not read for the metrics", *labels)
-            up.add_metric(labels, labels in seen)
-        yield up
-        yield from _gauges(seen)
-        yield from _throughput(reported)
+            labels = model._meta.label, router.db_for_write(model)
+            found = _read(model, *labels)
+            up.add_metric(labels, found is not None)
+            if found is None:
+                continue
+            seen, counts, times = found
+            for status in Status:
+                rows.add_metric((*labels, status.value), getattr(seen.progress, status.value))
+            for name, (_text, value) in GAUGES.items():
+                gauges[name].add_metric(labels, value(seen))
+            for column, count in counts.items():
+                counters[column].add_metric(labels, count)
+            for column, durations in times.items():
+                histograms[column].add_metric(labels, *_histogram(durations))
+        yield from [up, rows, *gauges.values(), *counters.values(), *histograms.values()]
 
 
-def _reported(model: type[Model], alias: str) -> Reported:
-    written = ThroughputMinute.objects.using(alias).filter(model=scope_of(model))
-    times: dict[str, Counter[int]] = {name: Counter() for name in HISTOGRAMS}
-    for texts in written.values(*HISTOGRAMS):
-        for name, text in texts.items():
-            times[name].update(unpacked(text))
-    return Reported(written.aggregate(**{name: Sum(name, default=0) for name in COUNTERS}), times)
-
-
-def _gauges(seen: Mapping[Labels, Overview]) -> Iterator[Metric]:
-    rows = GaugeMetricFamily(
-        "taskclaim_rows",
-        "Rows by status; of a large table an estimate.",
-        labels=(*LABELS, "status"),
-    )
-    for labels, one in seen.items():
-        for status in Status:
-            rows.add_metric((*labels, status.value), getattr(one.progress, status.value))
-    yield rows
-    for name, (text, value) in GAUGES.items():
-        gauge = GaugeMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
-        for labels, one in seen.items():
-            gauge.add_metric(labels, value(one))
-        yield gauge
-
-
-def _throughput(reported: Mapping[Labels, Reported]) -> Iterator[Metric]:
-    for column, (name, text) in COUNTERS.items():
-        counter = CounterMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
-        for labels, one in reported.items():
-            counter.add_metric(labels, one.counts[column])
-        yield counter
-    for column, (name, text) in HISTOGRAMS.items():
-        histogram = HistogramMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
-        for labels, one in reported.items():
-            histogram.add_metric(labels, *_histogram(one.times[column]))
-        yield histogram
+def _read(
+    model: type[Model], label: str, alias: str
+) -> tuple[Overview, dict[str, int], dict[str, Counter[int]]] | None:
+    """Return what there is to see of a model, and what all worker processes have reported; None where it takes long."""
+    counts: dict[str, int] = {}
+    times: dict[str, Counter[int]] = {}
+    try:
+        with server_for(connections[alias]).bounded(conf.duration("PAGE_TIMEOUT")):
+            # First, so that no counter is ahead of the rows.
+            if is_on(alias):
+                written = ThroughputMinute.objects.using(alias).filter(model=scope_of(model))
+                counts = written.aggregate(**{name: Sum(name, default=0) for name in COUNTERS})
+                times = {name: Counter() for name in HISTOGRAMS}
+                for texts in written.values(*HISTOGRAMS):
+                    for name, text in texts.items():
+                        times[name].update(unpacked(text))
+            return overview(model, alias, exact=False), counts, times
+    except (Error, TaskClaimError):
+        logger.exception("%s on %s was not read for the metrics", label, alias)
+        return None
 
 
 def _histogram(durations: Counter[int]) -> tuple[list[tuple[str, float]], float]:
