@@ -165,11 +165,6 @@ def refusals(
     return [one for one in found if owner in (None, claim_columns(one.model).owner)]
 
 
-def is_refused(model: type[models.Model], alias: str, key: Key) -> bool:
-    """Say whether this row was refused lately."""
-    return bool(remembered) and any(one.key == key for one in refusals(model, alias))
-
-
 def without_refused(queryset: Q) -> Q:
     """Return *queryset* without the rows that were refused lately."""
     found = refusals(queryset.model, queryset.db) if remembered else []

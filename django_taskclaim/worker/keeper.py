@@ -17,6 +17,7 @@ from django.db.models import Model
 
 from django_taskclaim.claim import carried_claim, clock
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.db.sql import Key
 from django_taskclaim.error_text import redact
 from django_taskclaim.handlers import Handler
 from django_taskclaim.limits import Stops
@@ -24,7 +25,7 @@ from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.claiming import ClaimCall
 from django_taskclaim.querysets.instances import claimed_by
-from django_taskclaim.querysets.isolating import is_refused
+from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.querysets.writes import Given, renew
 from django_taskclaim.worker.batch import NOT_STARTED, Batch, Failed, HeldRow, PutBack
 from django_taskclaim.worker.calling import outlived
@@ -162,7 +163,9 @@ class LeaseKeeper:
 
     def renew_when_due(self) -> bool:
         """Renew the leases that stand, often enough for the shortest of them; True if the database has answered."""
-        renewables = [held for held in self.inflight.held() if _is_renewable(held)]
+        # Read once, for both may be a thousand.
+        refused = {(claim_columns(one.model).owner, one.key) for one in refusals(None, self.using)}
+        renewables = [held for held in self.inflight.held() if _is_renewable(held, refused)]
         # By the shortest lease held now, which may be shorter than any at the last renewal.
         shortest = min((held.claim.lease for held in renewables), default=timedelta.max)
         pause = random.uniform(0.75, 1.0) * shortest.total_seconds() / RENEWALS_PER_LEASE
@@ -245,12 +248,12 @@ class LeaseKeeper:
             self.inflight.abandon(item, outcome, item.ran(), called)
 
 
-def _is_renewable(held: HeldRow) -> bool:
+def _is_renewable(held: HeldRow, refused: set[tuple[type[Model], Key]]) -> bool:
     claim = held.claim
     gone = claim.lost and not held.fenced
     if held.abandoned or gone or claim.ended:
         return False
-    return not is_refused(type(held.row), claim.alias, claim.pk)
+    return (claim_columns(type(held.row)).owner, claim.pk) not in refused
 
 
 def _overrun(handler: Handler, *, alone: bool) -> Failed | PutBack:

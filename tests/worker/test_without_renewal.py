@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from unittest.mock import MagicMock
 
 import pytest
 from django.db import connection
@@ -13,7 +14,10 @@ from django.db import connection
 from django_taskclaim.handlers import Handler
 from django_taskclaim.limits import stops_of
 from django_taskclaim.policy import RENEWALS_PER_LEASE
+from django_taskclaim.querysets import isolating
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.switch import set_overrides
+from django_taskclaim.worker import keeper
 from django_taskclaim.worker.batch import Notes, hold, shared_memory
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.inflight import InFlight
@@ -100,6 +104,22 @@ def test_what_a_child_had_not_begun_goes_back_although_its_successor_stops_at_on
     claimer.start()
     claimer.join(120)
     assert Photo.objects.open().count() == 2
+
+
+@pytest.mark.once
+def test_rows_that_are_refused_are_read_once_for_all_that_are_held(
+    db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that holds a thousand rows may have met a thousand others that the database refuses."""
+    make(Photo, 3)
+    handler, inflight = Handler(Photo, print), InFlight()
+    inflight.add(hold(handler, Photo.objects.claim_batch(3)))
+    asked = MagicMock(wraps=isolating.refusals)
+    for module in (isolating, keeper):
+        monkeypatch.setattr(module, "refusals", asked, raising=False)
+    isolating._remember(ClaimTarget.of(Photo, "default"), 0, ValueError())
+    keeper.LeaseKeeper(WorkerOptions((), "w", "default"), [handler], inflight).renew_when_due()
+    assert asked.call_count == 1
 
 
 @pytest.mark.once
