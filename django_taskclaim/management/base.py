@@ -36,6 +36,9 @@ M = TypeVar("M", bound=Model | None)
 #: What a command takes that is for one model.
 ONE = (1, "the model")
 
+#: What is wrong where nothing can be claimed.
+NO_MODEL = "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
+
 #: Exit code after Ctrl-C, as shells have it.
 STOPPED = 130
 
@@ -63,10 +66,8 @@ class ClaimCommand(BaseCommand):
     takes: ClassVar[tuple[str | int, str]] = ("*", "the models (default: every claimable model)")
     #: Whether it works on every database that holds a model, not only where the router writes it.
     everywhere: ClassVar[bool] = False
-    #: What is wrong where no model is named and there is none.
-    nothing: ClassVar[str] = (
-        "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
-    )
+    #: What is wrong where no model is named, and none of those that can be claimed is meant.
+    nothing: ClassVar[str] = ""
     #: Each of the models with its databases.
     where: list[tuple[Model, str]]
 
@@ -82,7 +83,7 @@ class ClaimCommand(BaseCommand):
         meant = options["models"] or self.every_model(named)
         self.where = [(model, alias) for model in meant for alias in self._aliases(model, named)]
         if not self.where:
-            raise UsageError(self.nothing)
+            raise UsageError(self.nothing if claimable_models() else NO_MODEL)
         for alias in {alias for _, alias in self.where}:
             for fault in autocommit_faults(alias):
                 raise UsageError(f"{fault.msg} {fault.hint}")
@@ -134,12 +135,9 @@ class ClaimCommand(BaseCommand):
 
     def finding_lines(self, finding: CheckMessage) -> Iterator[str]:
         """Yield a finding with its sign, and its hint below."""
-        if finding.is_serious():
-            sign = self.style.ERROR("!!")
-        elif finding.level == WARNING:
-            sign = self.style.WARNING("..")
-        else:
-            sign = self.style.SUCCESS("ok")
+        sign = self.style.SUCCESS("ok")
+        if finding.level >= WARNING:
+            sign = self.style.ERROR("!!") if finding.is_serious() else self.style.WARNING("..")
         yield f"{sign}  {finding.msg} ({finding.id})" if finding.id else f"{sign}  {finding.msg}"
         yield from (f"    {line}" for line in (finding.hint or "").splitlines())
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
-from django_taskclaim.doctor import examine, setup
+from django_taskclaim.doctor import setup
 from django_taskclaim.management.base import lacking_of
+from django_taskclaim.management.commands.claimdoctor import examine
 from django_taskclaim.models import Switch
 from tests.commands import nobody_answers, table_away
 from tests.doctor.support import changes_tables, doctor, doctor_text, handling, send

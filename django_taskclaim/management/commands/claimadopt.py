@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from django.core.management.utils import run_formatters
 from django.db import migrations
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
@@ -52,8 +51,6 @@ class Command(ClaimCommand):
                 self.stdout.write(_source(file))
             else:
                 Path(file.path).write_text(_source(file), encoding="utf-8")
-        if not dry_run:
-            run_formatters([file.path for file in files], stderr=self.stderr)
         # All apps are migrated: claims read the switch in a table of our own.
         self.stdout.write("Nothing was written." if dry_run else "Next, in this order:")
         self.stdout.write("  manage.py migrate    before any code runs that has the mixin")

@@ -20,7 +20,7 @@ Exit codes:
 
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from django.core import checks
@@ -28,25 +28,23 @@ from django.core.management.base import CommandError
 from django.db import Error, connections
 
 from django_taskclaim.checks import check_project
-from django_taskclaim.doctor import examine
-from django_taskclaim.doctor.setup import server_findings
+from django_taskclaim.doctor.blockers import contradictions, reasons
+from django_taskclaim.doctor.setup import dead_rows, missing_index, missing_tables, server_findings
 from django_taskclaim.formatting import counted, first_line
-from django_taskclaim.management.base import ClaimCommand
+from django_taskclaim.management.base import ClaimCommand, Model
+from django_taskclaim.monitoring.overview import overview
 
 
 class Command(ClaimCommand):
     help = __doc__
 
     def handle(self, **options: object) -> None:
-        sections = [("The project", iter(check_project()))]
+        levels = self._report("The project", check_project())
         for alias in dict.fromkeys(alias for _, alias in self.where):
             title = f"The database {alias}, {connections[alias].display_name}"
-            sections.append((title, server_findings(alias)))
-        sections += [
-            (f"{model._meta.label} on {alias}", examine(model, alias))
-            for model, alias in self.where
-        ]
-        levels = [level for title, found in sections for level in self._report(title, found)]
+            levels += self._report(title, server_findings(alias))
+        for model, alias in self.where:
+            levels += self._report(f"{model._meta.label} on {alias}", examine(model, alias))
         if problems := sum(level >= checks.ERROR for level in levels):
             raise CommandError(f"{counted(problems, 'problem')} found.")
         self.stdout.write(self.style.SUCCESS("No problem found."))
@@ -69,3 +67,13 @@ class Command(ClaimCommand):
                 self.stdout.write(f"  {line}")
             self.stdout.write("")
         return [finding.level for finding in found]
+
+
+def examine(model: Model, alias: str) -> Iterator[checks.CheckMessage]:
+    """Yield what is wrong with *model* on the database *alias*, the gravest first; nothing is changed."""
+    if absent := list(missing_tables(model, alias)):
+        yield from absent
+        return
+    for look in (missing_index, dead_rows, contradictions):
+        yield from look(model, alias)
+    yield from reasons(overview(model, alias))
