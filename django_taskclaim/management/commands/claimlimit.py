@@ -47,15 +47,13 @@ class Command(ClaimCommand):
             parser.add_argument(option, type=read, default=SUPPRESS, help=text)
         add_record(parser)
 
-    def handle(
-        self, *, models: list[Model], by: str | None, database: str | None, **options: Any
-    ) -> None:
+    def handle(self, *, models: list[Model], database: str | None, **options: Any) -> None:
         values = {name: options[name] for name in OVERRIDES if name in options}
-        facts = {"by": acting(by), "reason": options["reason"], "using": database}
+        by, reason = acting(options["by"]), options["reason"]
 
         def change(model: Model) -> str:
             if values:
-                change_overrides(model, values, **facts)
+                change_overrides(model, values, by=by, reason=reason, using=database)
             return "\n".join(_line(model, alias) for alias in places_of(database, [model]))
 
         self.change_each(models, change)

@@ -26,9 +26,7 @@ class Command(ClaimCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         add = parser.add_argument
-        text = (
-            f"rows of the source in each range (default: the model's plan_ahead, or {CHUNK_SIZE:,})"
-        )
+        text = f"rows of the source in each range (default: plan_ahead, or {CHUNK_SIZE:,})"
         add("--chunk-size", type=whole_number, metavar="ROWS", help=text)
         add("--limit", type=whole_number, metavar="N", help="plan N ranges at most (default: all)")
 

@@ -74,7 +74,7 @@ Look = tuple[Overview, list[str]]
 #: A number of rows or workers, a duration, or None where there is none of it.
 Figure = int | timedelta | None
 
-_FIGURES: Mapping[str, Callable[[Overview], Figure]] = {
+FIGURES: Mapping[str, Callable[[Overview], Figure]] = {
     "open": attrgetter("progress.open"),
     "due": attrgetter("due"),
     "waiting": attrgetter("waiting"),
@@ -91,7 +91,6 @@ _FIGURES: Mapping[str, Callable[[Overview], Figure]] = {
     "oldest_expired": lambda seen: _age(seen, seen.expired_since),
     "paused_for": lambda seen: _age(seen, seen.pause.paused_at if seen.pause else None),
 }
-FIGURES = tuple(_FIGURES)
 _AGES = ("oldest_due", "oldest_expired", "paused_for")
 
 
@@ -101,7 +100,7 @@ def _age(seen: Overview, since: datetime | None) -> timedelta | None:
 
 def figures_of(seen: Overview) -> dict[str, Figure]:
     """Return all figures of one model."""
-    return {name: read(seen) for name, read in _FIGURES.items()}
+    return {name: read(seen) for name, read in FIGURES.items()}
 
 
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
