@@ -161,11 +161,7 @@ def _short_form(name: str) -> object:
 def _give_manager(model: type[models.Model]) -> None:
     """Replace the plain manager that Django made for a concrete parent and that the child inherits."""
     manager = model._meta.default_manager
-    if (
-        manager is not None
-        and type(manager) is models.Manager
-        and getattr(manager, "auto_created", False)
-    ):
+    if type(manager) is models.Manager and getattr(manager, "auto_created", False):
         model.add_to_class("objects", ClaimManager())
 
 

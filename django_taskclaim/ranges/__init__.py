@@ -47,15 +47,11 @@ class RangeQuerySet(ClaimQuerySet[M]):
         self._for_write = True
         NUMBER_OR_NONE.check(chunk_size, "chunk_size")
         NUMBER_OR_NONE.check(limit, "limit")
-        size = chunk_size or size_of_ranges(self.model)
-        return planning.plan(RangeTarget(self.model, self.db), size, limit, progress)
+        model: Any = self.model
+        size = chunk_size or model.plan_ahead or CHUNK_SIZE
+        return planning.plan(RangeTarget(model, self.db), size, limit, progress)
 
     vars(plan)["alters_data"] = True
-
-
-def size_of_ranges(model: Any) -> int:
-    """Return how many rows the ranges of *model* have unless the caller says otherwise."""
-    return model.plan_ahead or CHUNK_SIZE
 
 
 if TYPE_CHECKING:
