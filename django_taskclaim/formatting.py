@@ -39,11 +39,9 @@ def format_clock_time(value: datetime) -> str:
 
 def _local(value: datetime) -> tuple[datetime, date]:
     """Return the moment in the present time zone, and which day is today there; naive ones stay as they are."""
-    if timezone.is_aware(value):
-        local = timezone.localtime(value)
-        # Not localdate(): without USE_TZ it raises ValueError.
-        return local, datetime.now(local.tzinfo).date()
-    return value, datetime.now().date()
+    local = timezone.localtime(value) if timezone.is_aware(value) else value
+    # Not localdate(): without USE_TZ it raises ValueError.
+    return local, datetime.now(local.tzinfo).date()
 
 
 def counted(number: int, singular: str, plural: str = "") -> str:

@@ -40,9 +40,9 @@ def reasons(seen: Overview) -> Reasons:
     yield from found or [checks.Info(f"{due} due, and workers are alive.")]
 
 
-def _rows(seen: Overview, count: int, state: Status, noun: str = "row") -> str:
+def _rows(seen: Overview, count: int, state: Status) -> str:
     """Return ``1,204 rows``, or ``~1,200,000 rows`` where that is an estimate."""
-    return f"{'~' * (state in seen.estimated)}{counted(count, noun)}"
+    return f"{'~' * (state in seen.estimated)}{counted(count, 'row')}"
 
 
 # What stops a model
