@@ -237,6 +237,17 @@ def test_an_order_is_asked_about_and_then_shown_beside_the_worker(boss: Client) 
 # Failures
 
 
+def test_what_is_counted_leads_to_the_rows(boss: Client) -> None:
+    make(Photo, 2)
+    failed(3, ValueError("no width"))
+    page = boss.get(photos()).content.decode()
+    links = re.findall(r'<a href="([^"]+\?claim_(?:state=failed|error=[^"]+))"', page)
+    assert len(links) == 2
+    for link in links:
+        rows: Any = boss.get(link).context["cl"].result_list
+        assert [row.status for row in rows] == ["failed"] * 3
+
+
 def test_some_failures_of_a_group_are_retried_first_and_then_all(boss: Client) -> None:
     _, new = failed(4, "job 7 has no width"), failed(10, "job 8 has no width")
     group = group_of(boss)

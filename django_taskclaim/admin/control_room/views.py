@@ -26,7 +26,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
-from django_taskclaim.admin.actions import claims_of, run_action
+from django_taskclaim.admin.actions import ClaimActions, claims_of, run_action
 from django_taskclaim.admin.confirming import Answer, Crumb, confirm
 from django_taskclaim.admin.control_room import failures, forms, snapshot
 from django_taskclaim.admin.permissions import may
@@ -259,11 +259,12 @@ class ModelPage(OverviewPage):
         known = snapshot.shared(request, (self.model, self.alias), read) if sees_all else read()
         seen = known.seen
         stored = seen.switch.overrides if seen and seen.switch else {}
-        meta = self.model._meta
+        meta, has_filters = self.model._meta, isinstance(self.model_admin, ClaimActions)
         return {
             **vars(known),
             **self.line(seen),
             "overview_url": super().url(),
+            "list_url": self.admin_url("changelist") if has_filters else "",
             "may_operate": self.may("operate", request),
             "may_configure": self.may("configure", request),
             "has_control": is_on(self.alias),
