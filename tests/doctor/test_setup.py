@@ -104,7 +104,7 @@ def test_dead_rows_are_counted_until_a_vacuum_has_cleared_them_away(
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="needs a server that lists its sessions")
 def test_the_oldest_transaction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "LONG", timedelta(0))
+    monkeypatch.setattr(setup, "LONG", timedelta(seconds=-1))
     other = connections.create_connection("default")
     try:
         with other.cursor() as cursor:
