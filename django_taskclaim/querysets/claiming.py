@@ -28,10 +28,12 @@ from django_taskclaim.querysets.cursor import EVERYTHING, TURN, Cursor, Scan, qu
 from django_taskclaim.querysets.failing import fail_unreadable, release
 from django_taskclaim.querysets.instances import bare, build, claimed_by, like, read_again
 from django_taskclaim.querysets.isolating import (
+    MOST_ROWS,
     Bad,
     is_of_a_row,
     is_unreadable,
     isolate_unreadable,
+    refusals,
     remembered,
     send_around,
     without_refused,
@@ -297,6 +299,8 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
         if not is_of_a_row(call.target, error) and not is_unreadable(call.queryset, error):
             raise error
         rows = _claim(call)
+        if not rows and not call.unreadable and _met_many(call):
+            raise error
     except BaseException:
         if may_have_committed and not isinstance(error, TROUBLE):
             # The rows of the first try go back. If that fails too, they return when their leases end.
@@ -387,7 +391,15 @@ def _claim_chosen(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
         rows = _claim_keys(call, scan, keys)
         chooser.forget(set(keys).difference(row.key for row in rows))
         claimed += rows
+        if call.goes_around and _met_many(call):
+            break
     return claimed
+
+
+def _met_many(call: ClaimCall) -> bool:
+    """Say whether the database has refused so many rows of this call that the others are left to the next one."""
+    target = call.target
+    return len(refusals(target.model, target.alias, call.started)) >= MOST_ROWS
 
 
 def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key]) -> list[ClaimedRow]:
@@ -404,7 +416,7 @@ def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key]) -> list[Claime
 
     for part in call.target.dialect.chunks(keys, call.target.table):
         if call.goes_around:
-            for some in send_around(call.target, part, claim_apart):
+            for some in send_around(call.target, part, claim_apart, raises=False):
                 rows += some
         else:
             rows += claim_part(part)

@@ -83,13 +83,19 @@ def test_an_error_of_all_rows_is_raised_and_blames_none(caplog: Any) -> None:
 
 
 def test_a_table_whose_first_rows_are_refused_is_claimed_from_after_a_few_errors() -> None:
-    """One call finds ten of them at most, and then raises the error."""
+    """One call finds ten of them at most, and raises the error where it has claimed none."""
     made = photos(40, *range(35))
     with refused(Photo):
         for _ in range(3):
             with pytest.raises(DatabaseError, match=SAID):
                 Photo.objects.claim_batch(20)
         assert keys(Photo.objects.claim_batch(20)) == made[35:]
+
+
+def test_many_refused_rows_cost_no_claim_the_others_among_them() -> None:
+    made = photos(40, *range(0, 40, 2))
+    with refused(Photo):
+        assert keys(Photo.objects.claim_batch(20))[:9] == made[1:18:2]
 
 
 def test_a_renewal_extends_all_others(caplog: Any) -> None:
