@@ -123,17 +123,19 @@ class PostgreSQLTable(LiveTable):
         self._change(self._alter, clauses)
 
     def add_index(self, index: models.Index) -> None:
-        """Build the index; one of its name was left by a build that was interrupted, and is dropped first."""
+        """Build the index, unless it exists; an invalid one, left by an interrupted build, is dropped first."""
         with self.connection.cursor() as cursor:
             cursor.execute(
-                "SELECT indexrelid::regclass::text FROM pg_index JOIN pg_class c ON c.oid = indexrelid"
+                "SELECT indexrelid::regclass::text, indisvalid FROM pg_index JOIN pg_class c ON c.oid = indexrelid"
                 " WHERE indrelid = %s::regclass AND c.relname = %s",
                 [self.name, index.name],
             )
-            left = cursor.fetchone()
+            name, is_valid = cursor.fetchone() or ("", False)
+        if is_valid:
+            return
         with self._without_time_limits():
-            if left:
-                self.editor.execute(f"DROP INDEX CONCURRENTLY {left[0]}", None)
+            if name:
+                self.editor.execute(f"DROP INDEX CONCURRENTLY {name}", None)
             self.editor.add_index(self.model, index, concurrently=True)
 
     def drop_index(self, index: models.Index) -> None:
