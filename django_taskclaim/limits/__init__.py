@@ -148,7 +148,7 @@ def _value(name: str, model: type[models.Model], switches: dict[str, Switch]) ->
         for cls, policy in policies_over(model).items():
             if value is None and scope_of(cls) == scope:
                 value = getattr(policy, name)
-        if value is not None:
+        if value:
             return value, scope
     return None, ""
 

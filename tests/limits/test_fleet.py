@@ -51,6 +51,9 @@ def test_a_limit_of_the_parent_binds_its_children(rule: Rule) -> None:
     make(Child, 4)
     assert len(Child.objects.claim_batch(4)) == 2
     assert Parent.objects.claim_batch(4) == []
+    # Where the parent has none any more, the child's own holds.
+    set_overrides(Parent, max_running=0, using="default")
+    assert stops_of(Child).limits == ModelLimits(max_running=5)
 
 
 @isolate_apps("tests.testapp")
