@@ -11,6 +11,7 @@ from typing import Any
 
 from django.apps import apps
 from django.db import Error, connections, models, router
+from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns, is_claimable
@@ -187,11 +188,12 @@ def paused_model(pause: Switch) -> str | None:
 def describe_pause(pause: Switch) -> str:
     """Say what is paused, by whom, since when and until when, and why."""
     label = paused_model(pause)
-    text = f"{f'{label} is' if label else 'All models are'} paused by {pause.by or 'somebody'}"
+    text = _("%(model)s is paused by %(who)s") if label else _("All models are paused by %(who)s")
+    text %= {"model": label, "who": pause.by or _("somebody")}
     if pause.paused_at:
-        text += f" since {format_moment(pause.paused_at)}"
+        text += " " + _("since %(time)s") % {"time": format_moment(pause.paused_at)}
     if pause.until:
-        text += f", until {format_moment(pause.until)}"
+        text += ", " + _("until %(time)s") % {"time": format_moment(pause.until)}
     return f"{text}: {pause.reason}" if pause.reason else text
 
 

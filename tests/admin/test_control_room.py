@@ -8,19 +8,21 @@ import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from django_taskclaim.admin.control_room import snapshot
 from django_taskclaim.control.models import OperatorAct, ThroughputMinute
 from django_taskclaim.querysets.failing import stop_everyone
 from django_taskclaim.switch import (
     claimable_models,
+    describe_pause,
     overrides_of,
     pause,
     pause_all,
     resume,
     set_overrides,
 )
+from django_taskclaim.tables import EVERY_MODEL, Switch
 from tests.admin.room import (
     SILENT,
     VIEW,
@@ -141,7 +143,9 @@ def test_a_login_after_the_session_ended_leads_back_to_the_page(boss: Client) ->
 # The switch
 
 
-def test_a_pause_is_shown_with_who_why_and_what_still_runs(looks: Client) -> None:
+def test_a_pause_is_shown_with_who_why_and_what_still_runs(
+    looks: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make(Photo, 3)
     pause(Photo, by="Ada", reason="deploy")
     assert re.search(
@@ -155,6 +159,8 @@ def test_a_pause_is_shown_with_who_why_and_what_still_runs(looks: Client) -> Non
     assert "2 rows still running" in page
     pause_all(by="Grace")
     assert "All models are paused by Grace" in text_of(looks.get(photos()))
+    monkeypatch.setattr(translation._trans, "gettext", lambda text: text.replace("All", "Alle"))
+    assert describe_pause(Switch.objects.get(scope=EVERY_MODEL)).startswith("Alle models are")
 
 
 def test_a_pause_waits_for_workers_and_not_for_people(looks: Client) -> None:
