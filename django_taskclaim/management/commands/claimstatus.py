@@ -58,6 +58,9 @@ HOLDERS, ERRORS = 10, 3
 #: Clears the screen, and begins at its top.
 CLEAR = "\033[2J\033[H"
 
+#: Sets the colour of what follows.
+COLOUR = re.compile(r"\033\[[\d;]*m")
+
 #: The conditions that hold while a row is not complete.
 UNDONE = "unfinished>0,failed>0"
 
@@ -198,8 +201,9 @@ class Command(ClaimCommand):
             )
             lines = [self.style.MIGRATE_LABEL(head), "", *self._lines(looks), *unreadable]
             # What the screen has no room for is left out: scrolled away, it would stay above.
-            picture = "\n".join(lines[: shutil.get_terminal_size().lines - 1])
-            self.stdout.write(f"{CLEAR}{picture}")
+            screen = shutil.get_terminal_size()
+            shown = [_cut(line, screen.columns) for line in lines[: screen.lines - 1]]
+            self.stdout.write(CLEAR + "\n".join(shown))
             self.stdout.flush()
             # Unless the database has ended them.
             close_old_connections()
@@ -276,6 +280,12 @@ class Command(ClaimCommand):
         if rest := seen.holders[HOLDERS:]:
             rows = counted(sum(holder.rows for holder in rest), "row")
             yield f"and {counted(len(rest), 'more holder')} with {rows}"
+
+
+def _cut(line: str, width: int) -> str:
+    """Return the line, or as much of it as fits, without colours."""
+    plain = COLOUR.sub("", line)
+    return line if len(plain) <= width else plain[:width]
 
 
 def _reasons_to_fail(
