@@ -317,6 +317,9 @@ def test_settings_are_shown_with_who_changed_them(boss: Client) -> None:
     shown = {name: form[name][0] for name in ("batch_size", "lease", "rate", "max_running")}
     assert shown == {"batch_size": "7", "lease": "90s", "rate": "100/m", "max_running": "3"}
     assert re.search("Last changed by eve.*batch size 7, lease 90s: gently", text_of(page))
+    blind = somebody("taskclaim_control.configure", "testapp.change_photo")
+    # A page with the errors of the form would show all that is on it.
+    assert blind.post(photos("settings"), {"lease": "0"}).status_code == 403
     page = boss.post(photos("settings"), {"batch_size": "100000", "lease": "0"})
     assert form_of(page, photos("settings"))["batch_size"] == ["100000"]
     assert "batch_size must be a whole number from 1 to 1000" in text_of(page)

@@ -198,8 +198,6 @@ class ModelPage(OverviewPage):
     views = {
         **OverviewPage.views,
         **dict.fromkeys(WORKER_COMMANDS, ("command", "operate")),
-        "": ("show", "view_control"),
-        "live": ("show", "view_control"),
         "settings": ("settings", "configure"),
         "retry": ("retry", "operate"),
         "export": ("export", "view_control"),
@@ -252,6 +250,9 @@ class ModelPage(OverviewPage):
 
     def facts(self, request: HttpRequest, form: forms.SettingsForm | None = None) -> dict[str, Any]:
         """Return what the templates show; None is what was not read, and the script keeps what it has of that."""
+        # Also beside a form of settings with errors, which a user may send who may not look.
+        if not self.may("view_control", request):
+            raise PermissionDenied
         rows = self.rows(request)
         read = partial(snapshot.snapshot_of, self.model, self.alias, rows)
         sees_all = not (rows.query.where or rows.query.is_sliced or rows.query.combinator)
