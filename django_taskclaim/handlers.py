@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from django.apps import apps
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import AppRegistryNotReady, ImproperlyConfigured
 from django.db import connections, models
 from django.db.models.expressions import Combinable
 
@@ -226,7 +226,10 @@ def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) 
 def _declare(model: object, function: Callable[..., object], options: HandlerOptions) -> None:
     """Register *function*; what is wrong is raised with its name, which is not always in the traceback."""
     try:
-        apps.check_models_ready()
+        if not apps.models_ready:
+            raise AppRegistryNotReady(
+                "Django loads this module before all models are there. Put the handler into the app's claims.py."
+            )
         if unknown := sorted(options.keys() - HandlerOptions.__annotations__.keys()):
             known = ", ".join(sorted(HandlerOptions.__annotations__))
             raise TypeError(f"@handler has no option {', '.join(unknown)}. It has {known}.")

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.core.exceptions import FieldError, ImproperlyConfigured
+from django.apps import apps
+from django.core.exceptions import AppRegistryNotReady, FieldError, ImproperlyConfigured
 
 from django_taskclaim import handler
 from django_taskclaim.handlers import handler_for, unregister
@@ -81,6 +82,13 @@ def test_what_cannot_work_is_refused_and_named(
 def test_what_is_no_claimable_model_is_refused(model: Any) -> None:
     with pytest.raises((TypeError, ImproperlyConfigured), match=r"model|abstract|claim columns"):
         handler(model)(plain)
+
+
+def test_a_handler_in_models_is_told_where_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Django loads ``models.py`` before all models are there."""
+    monkeypatch.setattr(apps, "models_ready", False)
+    with pytest.raises(AppRegistryNotReady, match=r"Put the handler into the app's claims\.py"):
+        handler(Photo)(plain)
 
 
 def test_a_second_handler_is_refused() -> None:

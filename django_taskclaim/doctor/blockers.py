@@ -162,14 +162,15 @@ def _ended(seen: Overview) -> Reasons:
         yield checks.Warning(f"{rows} set aside (status paused).", command)
     if progress.failed:
         rows, errors = _rows(seen, progress.failed, Status.FAILED), _most_frequent_errors(seen)
-        text = f"{rows} failed, until somebody resets them{': ' if errors else ''}{errors}."
+        them = "it" if progress.failed == 1 else "them"
+        text = f"{rows} failed, until somebody resets {them}{': ' if errors else ''}{errors}."
         yield checks.Warning(text, f"manage.py claimreset {label}")
     if not progress.total:
         yield checks.Info("There is nothing to do: the table is empty.")
     elif not progress.left:
         of = "" if seen.estimated else f" of {progress.total:,}"
         rows = _rows(seen, progress.finished, Status.COMPLETE)
-        yield checks.Info(f"There is nothing to do: {rows}{of} finished.")
+        yield checks.Info(f"Nothing is open or running: {rows}{of} finished.")
 
 
 def _most_frequent_errors(seen: Overview) -> str:

@@ -76,15 +76,18 @@ class Drain:
 
     # The end of a drain
 
-    def is_done(self) -> bool:
-        """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped."""
+    def is_done(self, *, has_claimed: bool) -> bool:
+        """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped.
+
+        A process that has not claimed from all models yet does not know whether it waits.
+        """
         unfinished = [handler for handler in self.handlers if self._is_left(handler)]
         if not unfinished:
             return True
         self.service.read_switch()
         stops = [self._stop_of(handler) for handler in unfinished]
         if not all(stops):
-            if not self._has_said_that_it_waits and self.inflight.is_empty():
+            if has_claimed and not self._has_said_that_it_waits and self.inflight.is_empty():
                 self._has_said_that_it_waits = True
                 logger.info(
                     "%s waits: rows of %s are open or processing and it can claim none; manage.py claimdoctor says why",

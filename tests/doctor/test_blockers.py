@@ -67,7 +67,7 @@ def failed_and_set_aside() -> None:
 @pytest.mark.parametrize(
     ("scene", "parts"),
     [
-        (finished, ["nothing to do: 3 rows of 3 finished"]),
+        (finished, ["Nothing is open or running: 3 rows of 3 finished"]),
         (works, ["2 rows due, and workers are alive"]),
         (no_worker, ["no worker for testapp.Job is alive", "5 min", "manage.py claimworker"]),
         (

@@ -240,3 +240,6 @@ def test_a_drain_says_for_which_model_it_waits(start_worker: Start) -> None:
     assert "rows of testapp.Job are open or processing" in said["text"]
     held.claim.complete()
     assert worker.wait() == 0
+    jobs(1)
+    at_once = start_worker("--drain", "--in-process")
+    assert (at_once.wait(), at_once.events("waits")) == (0, [said])
