@@ -19,7 +19,7 @@ from django_taskclaim.conf import Kind
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.formatting import format_moment
+from django_taskclaim.formatting import first_line, format_moment
 from django_taskclaim.handlers import handler_for, models_with_handler
 from django_taskclaim.limits import stops_of
 from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE
@@ -63,7 +63,7 @@ class SwitchError(TaskClaimError):
         super().__init__(errors, done)
 
     def __str__(self) -> str:
-        failed = "; ".join(f"{alias}: {error}" for alias, error in self.errors.items())
+        failed = "; ".join(f"{alias}: {first_line(error)}" for alias, error in self.errors.items())
         if not self.done:
             return f"The switch was not set on {failed}"
         return f"The switch was set on {', '.join(self.done)}, but not on {failed}"

@@ -150,6 +150,7 @@ def test_a_database_that_fails_is_named_and_the_others_are_paused() -> None:
         execute("ALTER TABLE taskclaim_away RENAME TO taskclaim_switch", using="other")
     assert (list(failed.value.errors), failed.value.done) == (["other"], ["default"])
     assert "other: " in str(failed.value)
+    assert "\n" not in str(failed.value)
     assert Photo.objects.claim_batch(1) == []
 
 
