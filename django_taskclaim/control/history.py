@@ -1,6 +1,7 @@
-"""The history of single rows, for models that ``TASKCLAIM["HISTORY"]`` names: written after each commit.
+"""The history of single rows: failures, and for models that ``TASKCLAIM["HISTORY"]`` names all that happens to them.
 
-One INSERT a batch, on the connection that changed the rows; an error is logged and changes nothing else.
+One INSERT a batch, after the commit, on the connection that changed the rows; an error is logged and changes nothing
+else.
 """
 
 from typing import Any
@@ -13,8 +14,8 @@ from django_taskclaim import conf, signals
 from django_taskclaim.claim import claim_of
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.audit import storable
-from django_taskclaim.control.models import ClaimEvent
-from django_taskclaim.control.reading import is_kept
+from django_taskclaim.control.models import ClaimEvent, is_on
+from django_taskclaim.control.reading import is_named
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.error_text import class_and_text, one_line
 from django_taskclaim.querysets.expiry import OUTCOMES
@@ -36,7 +37,7 @@ EVENTS: dict[Signal, str] = {
 
 def _write(sender: Any, signal: Signal, using: str, **facts: Any) -> None:
     """Write what a signal says of the rows of *sender*, or of those with these keys, which nobody has loaded."""
-    if not is_kept(sender, using):
+    if not is_on(using) or (signal is not signals.rows_failed and not is_named(sender)):
         return
     event, detail = EVENTS[signal] or facts["act"], facts.get("to") or facts.get("reason", "")
     if signal is signals.rows_expired:
@@ -61,7 +62,7 @@ def _write(sender: Any, signal: Signal, using: str, **facts: Any) -> None:
 
 
 def listen(**changed: object) -> None:
-    """Write down every change from now on, if the history of any model is switched on: else nobody pays for it."""
+    """Write down failures from now on, and every change if the history of any model is switched on."""
     if changed and changed["setting"] != conf.SETTING:
         return
     try:
@@ -70,7 +71,7 @@ def listen(**changed: object) -> None:
         # E001 reports it.
         named = ()
     for signal in EVENTS:
-        if named:
+        if named or signal is signals.rows_failed:
             signal.connect(_write, dispatch_uid=__name__)
         else:
             signal.disconnect(dispatch_uid=__name__)

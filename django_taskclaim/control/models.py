@@ -93,7 +93,7 @@ class ThroughputMinute(models.Model):
 
 
 class ClaimEvent(models.Model):
-    """One thing that happened to one row, of models that ``TASKCLAIM["HISTORY"]`` names."""
+    """One thing that happened to one row: a failure, or of models that ``TASKCLAIM["HISTORY"]`` names anything."""
 
     model = models.CharField(max_length=200)
     key = HolderField(max_length=255)

@@ -126,16 +126,15 @@ def acts(model: type[models.Model], *, using: str, limit: int = 20) -> list[Oper
     return list(found.order_by("-id")[:limit])
 
 
-def is_kept(model: Any, using: str) -> bool:
-    """Say whether the history of rows of *model* is switched on, and can be written on that database."""
-    named = {str(label).lower() for label in conf.setting("HISTORY")}
-    return scope_of(model) in named and is_on(using)
+def is_named(model: Any) -> bool:
+    """Say whether all that happens to rows of *model* is kept."""
+    return scope_of(model) in {str(label).lower() for label in conf.setting("HISTORY")}
 
 
 def history(
     row_model: type[models.Model], pk: object, *, using: str, limit: int = 100
 ) -> list[ClaimEvent]:
-    """Return the latest events of one row, oldest first; empty where the model's history is not switched on."""
+    """Return the latest events of one row, oldest first: all, or its failures alone."""
     if not is_on(using):
         return []
     events = ClaimEvent.objects.using(using).filter(model=scope_of(row_model), key=str(pk)[:255])

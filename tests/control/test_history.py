@@ -59,13 +59,18 @@ def test_each_step_of_a_row_is_kept_in_order(model: Any) -> None:
     assert [event.iteration for event in found if event.event == "claimed"] == [0, 1, 2, 4, 5]
 
 
-def test_models_that_are_not_named_have_no_history(settings: Any) -> None:
+def test_of_models_that_are_not_named_failures_alone_are_kept(settings: Any) -> None:
     make(Child, 1)
     (child,) = Child.objects.claim_batch(1)
     child.claim.complete()
     settings.TASKCLAIM = {}
     lapsed(Photo, 1)
     assert not ClaimEvent.objects.exists()
+    make(UuidKey, 1)
+    (row,) = UuidKey.objects.claim_batch(1)
+    row.claim.fail(LookupError("no such picture"), retry=False)
+    (event,) = history(UuidKey, row.pk, using="default")
+    assert (event.event, event.detail) == ("failed", "LookupError: no such picture")
 
 
 def test_a_batch_costs_one_insert() -> None:
