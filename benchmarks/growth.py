@@ -138,19 +138,13 @@ def claim(table: Table, size: int) -> float:
 def claim_once(table: Table, size: int) -> list[Any]:
     from datetime import timedelta
 
-    from django_taskclaim.claim import new_holder
-    from django_taskclaim.querysets.claiming import claim
-    from django_taskclaim.querysets.cursor import Request
+    from django_taskclaim.claim import clock, new_holder
+    from django_taskclaim.querysets.claiming import ClaimCall, claim
 
-    lease = timedelta(seconds=60)
-    request = Request(
-        size,
-        new_holder("growth"),
-        lease,
-        notes_start=True,
-        cursor=table.cursor,
-    )
-    rows: list[Any] = claim(table.model._default_manager.all(), request)
+    queue, lease = table.model._default_manager.all(), timedelta(seconds=60)
+    holder, began = new_holder("growth"), clock()
+    call = ClaimCall(queue, size, holder, lease, began, notes_start=True, cursor=table.cursor)
+    rows: list[Any] = claim(call)
     return rows
 
 
