@@ -250,9 +250,9 @@ class Service(WorkerThread):
 
 def in_pieces(prune: Callable[[str], bool], using: str) -> bool:
     """Have *prune* delete what is old piece after piece, for a moment only: leases have to be renewed."""
-    end = clock() + PRUNE_FOR
-    while not prune(using) and clock() < end:
-        pass
+    end, is_done = clock() + PRUNE_FOR, False
+    while not is_done and clock() < end:
+        is_done = prune(using)
     return True
 
 
