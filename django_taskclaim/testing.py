@@ -81,11 +81,11 @@ def run_due(
         claimed: list[Any] = claim(call)
         if not (claimed := prepare(handler, claimed)):
             break
-        inflight.add(hold(handler, claimed))
+        run += (held := hold(handler, claimed))
+        inflight.add(held)
         while (item := inflight.take(0, _NEVER, is_async=False)) is not None:
             running.run(item)
             inflight.settle(item)
-            run += item.rows
         # As a worker does: the rows of one claim together.
         while (moment := inflight.write_at()) < math.inf:
             time.sleep(max(0.0, moment - clock()))
@@ -138,7 +138,7 @@ class _Inline(Running):
     #: By alias, how many blocks were open as the handler was called.
     _depths: dict[str, int]
 
-    def _call(self, item: WorkItem, called: list[HeldRow]) -> Answer:
+    def _call(self, item: WorkItem) -> Answer:
         answer = Answer()
         with ExitStack() as savepoints:
             within = [one for one in connections.all(initialized_only=True) if one.in_atomic_block]
@@ -150,7 +150,7 @@ class _Inline(Running):
                 savepoints.enter_context(suppress(Error))
                 savepoints.enter_context(savepoint)
             self._depths = {one.alias: len(one.atomic_blocks) for one in within}
-            answer = super()._call(item, called)
+            answer = super()._call(item)
             for connection in within:
                 spoiled = connection.needs_rollback or isinstance(answer.error, Error)
                 connection.set_rollback(spoiled)

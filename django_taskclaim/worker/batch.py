@@ -8,7 +8,7 @@ import threading
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -88,8 +88,6 @@ class Batch:
     left: int = 0
     #: Whether each row has started.
     started: bytearray | memoryview = field(default_factory=bytearray)
-    #: The rows that no executor has taken yet, in the order of the claim.
-    waiting: "deque[HeldRow]" = field(default_factory=deque)
     #: It is one row that may kill the process that runs it, claimed alone.
     quarantined: bool = False
     #: By ``clock()``, when they were claimed.
@@ -255,22 +253,23 @@ class Result:
 
 
 class WorkItem:
-    """What one call of a handler is about: one row, or for a batch handler the rows of one claim.
+    """One call of a handler with one row, or for a batch handler with rows of one claim.
 
     The item of a row may go on to the next row of its claim; see ``InFlight.take_next``.
     """
 
-    #: By ``clock()``, when the call under way began, and the thread that it runs in.
+    #: By ``clock()``, when the call began, and the thread that it runs in.
     started: float = math.inf
     thread: int | None = None
+    #: Nobody waits for the call any more, which may still be under way.
+    abandoned: bool = False
 
-    def __init__(self, handler: Handler, rows: list[HeldRow]) -> None:
+    def __init__(self, handler: Handler, rows: list[HeldRow], rest: deque[HeldRow]) -> None:
         self.handler = handler
         self.rows = rows
-        #: The rows of the call under way: fewer than the item's while a batch is run in halves.
-        self.called = rows
-        #: The rows of which it is not known yet what is to become of them, and what the others came to.
-        self.open_rows = rows
+        #: Those that wait behind it.
+        self.rest = rest
+        #: What has become of its rows.
         self.outcomes: list[Outcome] = []
 
     @property
@@ -278,19 +277,19 @@ class WorkItem:
         """Say whether the handler was called; a coroutine waits until its event loop comes to it."""
         return self.started < math.inf
 
-    def begin(self, called: list[HeldRow], now: float | None = None) -> None:
-        """Note that a call with these rows begins in this thread, or began at *now*."""
+    def begin(self, rows: list[HeldRow], now: float | None = None) -> None:
+        """Note that the call, with these rows, begins in this thread, or began at *now*."""
         self.thread = threading.get_ident()
         # In this order: who looks at the rows first, and at the time then, takes no new call for one that overran.
         self.started = clock() if now is None else now
-        self.called = called
+        self.rows = rows
 
     def ran(self) -> float:
-        """Return how many seconds of its timeout the call under way has used."""
+        """Return how many seconds of its timeout the call has used."""
         return max(0.0, clock() - self.started)
 
     def overran(self) -> bool:
-        """Say whether the call under way is still at it after its time."""
+        """Say whether the call goes on after its time."""
         limit = self.handler.timeout
         if limit is None:
             return False
@@ -299,7 +298,7 @@ class WorkItem:
         return self.ran() > limit.total_seconds() + patience
 
     def will_overrun(self) -> bool:
-        """Say whether the call under way has had so much of its time that it had better stop at a resting place."""
+        """Say whether the call has had so much of its time that it had better stop at a resting place."""
         limit = self.handler.timeout
         return limit is not None and self.ran() > PATIENT_FOR * limit.total_seconds()
 
@@ -310,10 +309,9 @@ class WorkItem:
             held.claim.too_long = held.claim.too_long or too_long
 
 
-def hold(handler: Handler, rows: Iterable[object]) -> Batch:
-    """Return the rows of one claim as they wait for *handler*."""
-    claimed = list(rows)
-    batch = Batch(len(claimed), bytearray(len(claimed)))
-    batch.waiting.extend(HeldRow(row, handler, batch, number) for number, row in enumerate(claimed))
-    batch.quarantined = len(claimed) == 1 and batch.waiting[0].claim.quarantined
-    return batch
+def hold(handler: Handler, rows: Sequence[object]) -> list[HeldRow]:
+    """Return the rows of one claim as they are held for *handler*."""
+    batch = Batch(len(rows), bytearray(len(rows)))
+    held = [HeldRow(row, handler, batch, number) for number, row in enumerate(rows)]
+    batch.quarantined = len(held) == 1 and held[0].claim.quarantined
+    return held

@@ -1,13 +1,15 @@
 """What a worker does with the rows of a handler: it loads what they need, calls the function, and completes them."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import ObjectDoesNotExist
 from django.db import Error, connections, models, transaction
 
 from django_taskclaim.awaitables import refuse_not_run
@@ -126,14 +128,12 @@ def complete(handler: Handler, rows: Sequence[object], *, savepoint: bool = True
 # Atomic handlers: the function and the fenced completion are one transaction on the rows' database
 
 
-def call_atomically(
-    item: WorkItem, called: list[HeldRow], using: str, *, used_lately: bool
-) -> Answer:
-    """Call an atomic handler with *called*, all or some of the item's, and complete them, or leave all as it was.
+def call_atomically(item: WorkItem, using: str, *, used_lately: bool) -> Answer:
+    """Call an atomic handler with the rows of an item and complete them, or leave all as it was.
 
     A connection that was *used lately* is taken to be there still.
     """
-    handler = item.handler
+    handler, called = item.handler, item.rows
     at_commit = False
     try:
         begin_handler(using, atomic=True)
@@ -256,13 +256,8 @@ COMPARED = 50
 
 _MUTABLE = (list, dict, set, bytearray)
 
-
-class _Before(NamedTuple):
-    """An instance that a handler gets, of a row or of its source, and its values before the call."""
-
-    row: models.Model
-    instance: models.Model
-    values: dict[AnyField, object]
+#: A row, the instance that a handler gets (it, or its source), and the values of that before the call.
+_Before: TypeAlias = tuple[models.Model, models.Model, dict[AnyField, object]]
 
 
 @cache
@@ -284,11 +279,8 @@ class UnsavedColumns:
         """Return the values that the handler is given; nothing once enough rows have been compared."""
         rows = rows[: self.left]
         self.left -= len(rows)
-        given = [(row, row) for row in rows]
-        if rows and is_companion(type(rows[0])):
-            field = source_link(type(rows[0])).field
-            given += [(row, getattr(row, LINK)) for row in rows if field.is_cached(row)]
-        return [_Before(row, instance, self._values(instance)) for row, instance in given]
+        given = [getattr(row, LINK) if self._handler.gets_sources else row for row in rows]
+        return [(row, one, self._values(one)) for row, one in zip(rows, given, strict=True)]
 
     def _values(self, instance: models.Model) -> dict[AnyField, object]:
         """Return the loaded values that a completion of the row neither removes nor writes."""
@@ -296,15 +288,14 @@ class UnsavedColumns:
         is_row = issubclass(kind, model)
         if is_row and not isinstance(policy_for(model).completion, (Mark, Clear)):
             return {}
-        names = writable(kind)
+        names = writable(kind).intersection(instance.__dict__)
         if is_claimable(kind):
             names -= claim_columns(kind).guarded_names
         written = checked_results(model, self._handler.update_fields)
         values: dict[AnyField, object] = {}
         for field in kind._meta.concrete_fields:
-            name = field.attname
-            if name in instance.__dict__ and name in names and field not in written:
-                value = instance.__dict__[name]
+            if field.attname in names and field not in written:
+                value = instance.__dict__[field.attname]
                 values[field] = deepcopy(value) if isinstance(value, _MUTABLE) else value
         return values
 
@@ -313,18 +304,21 @@ class UnsavedColumns:
         for row, instance, before in seen:
             changed = _differing(before, instance.__dict__)
             # Without a claim it was saved as another row.
-            if not changed or (claim := claim_of(row)) is None:
+            if not changed or claim_of(row) is None:
                 continue
-            alias = claim.alias if instance is row else instance._state.db
-            stored = _stored(instance, alias, changed)
-            # Another value was written by somebody, or made by the database.
-            written = _differing(before, stored) if stored else changed
-            names = [self._name(row, instance, one) for one in changed if one not in written]
-            if columns := [name for name in names if name not in self._warned]:
-                self._warned.update(columns)
-                self._log(row, columns)
+            stored = models.QuerySet[models.Model](type(instance), using=instance._state.db)
+            with suppress(Error, ObjectDoesNotExist):
+                values = stored.filter(pk=instance.pk).values(*(one.attname for one in changed))
+                # Another value was written by somebody, or made by the database.
+                written = _differing(before, values.get())
+                self._log(row, instance, [one for one in changed if one not in written])
 
-    def _log(self, row: models.Model, columns: Sequence[str]) -> None:
+    def _log(self, row: models.Model, instance: models.Model, fields: Sequence[AnyField]) -> None:
+        prefix = "" if instance is row else PREFIX
+        columns = [f"{prefix}{one.name}" for one in fields if one.name not in self._warned]
+        self._warned.update(one.name for one in fields)
+        if not columns:
+            return
         names = ", ".join(f'"{name}"' for name in (*self._handler.update_fields, *columns))
         logger.warning(
             "%s: %s set %s, but nothing writes it, so this row and others are completed without it."
@@ -337,11 +331,6 @@ class UnsavedColumns:
                 "columns": columns,
             },
         )
-
-    def _name(self, row: models.Model, instance: models.Model, field: AnyField) -> str:
-        """Return how ``update_fields`` names a column."""
-        is_hidden = instance is not row and field.name in writable(self._handler.model)
-        return f"{PREFIX}{field.name}" if is_hidden else field.name
 
 
 def _differing(before: dict[AnyField, object], values: Mapping[str, object]) -> list[AnyField]:
@@ -360,14 +349,3 @@ def _is_same(field: AnyField, one: object, other: object) -> bool:
     except Exception:
         # No value of this column, or an array.
         return one is other
-
-
-def _stored(
-    instance: models.Model, alias: str | None, fields: Iterable[AnyField]
-) -> Mapping[str, object]:
-    """Return what the database has in these columns; nothing where the row is gone, or nobody can tell."""
-    rows: models.QuerySet[models.Model] = models.QuerySet(type(instance), using=alias)
-    try:
-        return rows.filter(pk=instance.pk).values(*(one.attname for one in fields)).first() or {}
-    except Error:
-        return {}

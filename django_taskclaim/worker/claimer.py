@@ -261,11 +261,11 @@ class Claimer(WorkerThread):
         rows = self._claimed(source, size)
         if not rows:
             return 0.0 if self.drain.open_more(handler) else poll
-        batch = hold(handler, rows)
-        if not self.inflight.add(batch):
+        held = hold(handler, rows)
+        if not self.inflight.add(held):
             # The signal to stop came while the statement was under way.
-            self.inflight.give_back(batch.waiting)
-        return 0.0 if len(rows) == most or batch.quarantined else poll
+            self.inflight.give_back(held)
+        return 0.0 if len(rows) == most or held[0].batch.quarantined else poll
 
     def _claimed(self, source: _Source, size: int) -> list[Any]:
         """Claim so many rows, and load what the handler needs beside them."""
@@ -301,7 +301,7 @@ class Claimer(WorkerThread):
         try:
             return prepare(handler, rows)
         except BaseException:
-            self.inflight.give_back(hold(handler, rows).waiting)
+            self.inflight.give_back(hold(handler, rows))
             # The connection to another database may have broken.
             tidy_up()
             raise

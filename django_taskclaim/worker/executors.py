@@ -44,7 +44,7 @@ class Executor(WorkerThread):
         if not self.inflight.settle(item):
             logger.warning(
                 "%s came back after its time was over; its result is not written",
-                named(item.called[0].row),
+                named(item.rows[0].row),
             )
         elif breaker := self.throttles.breakers.get(item.handler.model):
             self._inform(breaker, item)

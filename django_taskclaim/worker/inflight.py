@@ -18,7 +18,6 @@ from django_taskclaim.worker.batch import (
     DONE,
     NOT_STARTED,
     Ambiguous,
-    Batch,
     HeldRow,
     Notes,
     Outcome,
@@ -38,7 +37,8 @@ class InFlight:
     """Thread-safe; rows of one model are run in the order of their claim, several models take turns."""
 
     notes: Notes = field(default_factory=Notes)
-    _waiting: dict[type[Model], deque[Batch]] = field(default_factory=dict)
+    #: Rows of one claim that wait, in its order: all, or those of a batch that is to be run again.
+    _waiting: dict[type[Model], deque[deque[HeldRow]]] = field(default_factory=dict)
     _running: list[WorkItem] = field(default_factory=list)
     _unwritten: dict[Result, None] = field(default_factory=dict)
     #: One of rows that are done, to which more may be added until the writer asks for it.
@@ -57,16 +57,15 @@ class InFlight:
 
     # In at one end
 
-    def add(self, batch: Batch) -> bool:
+    def add(self, rows: Sequence[HeldRow]) -> bool:
         """Note and queue the rows of one claim; False, and nothing queued, once the worker is stopping."""
-        first = batch.waiting[0]
-        keys = [held.claim.pk for held in batch.waiting]
-        label, holder = first.handler.model._meta.label, first.claim.token.holder
-        self.notes.add(batch, label, holder, keys)
+        first, keys = rows[0], [held.claim.pk for held in rows]
+        model = first.handler.model
+        self.notes.add(first.batch, model._meta.label, first.claim.token.holder, keys)
         with self._lock:
             if self.closed:
                 return False
-            self._waiting.setdefault(first.handler.model, deque()).append(batch)
+            self._waiting.setdefault(model, deque()).append(deque(rows))
             self._changed.notify_all()
             return True
 
@@ -79,8 +78,8 @@ class InFlight:
             self._changed.wait_for(
                 lambda: leaving.is_set() or self._next(is_async=is_async) is not None, timeout
             )
-            batch = None if leaving.is_set() else self._next(is_async=is_async)
-            return None if batch is None else self._start(batch)
+            waiting = None if leaving.is_set() else self._next(is_async=is_async)
+            return None if waiting is None else self._start(waiting)
 
     def take_next(self, item: WorkItem) -> HeldRow | None:
         """Note the row of an item as done, and start the next one of its claim as part of the same item.
@@ -88,27 +87,23 @@ class InFlight:
         None, and nothing noted, where that row is nearly the last of the claim, or other models are next.
         """
         with self._lock:
-            (done,) = item.rows
-            batch = done.batch
-            is_last = len(batch.waiting) <= self.low or len(self._waiting) > 1
+            is_last = len(item.rest) <= self.low or len(self._waiting) > 1
             if is_last or item not in self._running:
                 return None
             now = clock()
-            done.ran = now - item.started
+            item.rows[0].ran = now - item.started
             self._add_done(item.rows, now)
-            held = batch.waiting.popleft()
-            batch.started[held.number] = 1
-            item.rows = item.open_rows = [held]
-            item.begin(item.rows, now)
+            held = item.rest.popleft()
+            held.batch.started[held.number] = 1
+            item.begin([held], now)
             return held
 
-    def _start(self, batch: Batch) -> WorkItem:
-        waiting = batch.waiting
+    def _start(self, waiting: deque[HeldRow]) -> WorkItem:
         handler = waiting[0].handler
         model = handler.model
         rows = [waiting.popleft() for _ in range(len(waiting) if handler.batch else 1)]
         for held in rows:
-            batch.started[held.number] = 1
+            held.batch.started[held.number] = 1
         if not waiting:
             self._waiting[model].popleft()
         if not self._waiting[model]:
@@ -116,26 +111,25 @@ class InFlight:
         elif len(self._waiting) > 1:
             # Last in line now, so that the other models get their turn.
             self._waiting[model] = self._waiting.pop(model)
-        item = WorkItem(handler, rows)
+        item = WorkItem(handler, rows, waiting)
         self._running.append(item)
-        if batch.quarantined:
+        if rows[0].batch.quarantined:
             self._alone = item
         if len(waiting) < self.low and self.waiting(model) < self.low:
             self._changed.notify_all()
         return item
 
-    def _next(self, *, is_async: bool) -> Batch | None:
-        """Return the claim of which a row, or for a batch handler all, may start now, if any."""
+    def _next(self, *, is_async: bool) -> deque[HeldRow] | None:
+        """Return the rows of which one, or for a batch handler all, may start now, if any."""
         if self._alone is not None:
             return None
-        for batches in self._waiting.values():
-            first = batches[0]
-            handler = first.waiting[0].handler
+        for waiting, *_ in self._waiting.values():
+            handler = waiting[0].handler
             if handler.is_async != is_async or (is_async and self._is_full(handler)):
                 continue
             # A crash of the process would end the claims of rows that run, or wait to be written.
-            if not (first.quarantined and (self._running or self._unwritten)):
-                return first
+            if not (waiting[0].batch.quarantined and (self._running or self._unwritten)):
+                return waiting
         return None
 
     def _is_full(self, handler: Handler) -> bool:
@@ -144,8 +138,8 @@ class InFlight:
     def holds_quarantined(self) -> bool:
         """Say whether the process holds a row that runs alone: nothing else may be claimed before it has ended."""
         with self._lock:
-            waiting = self._waiting.values()
-            return self._alone is not None or any(b.quarantined for one in waiting for b in one)
+            waiting = [held for claims in self._waiting.values() for held, *_ in claims]
+            return self._alone is not None or any(held.batch.quarantined for held in waiting)
 
     # Out at the other
 
@@ -170,7 +164,25 @@ class InFlight:
                     self._add(Result([held], outcome, now, locked))
             if done:
                 self._add_done(done, now)
-            item.open_rows = [held for held in item.open_rows if held not in judged]
+            if rest := [held for held in item.rows if held not in judged]:
+                item.rows = rest
+            else:
+                self._let_go(item)
+
+    def halve(self, item: WorkItem) -> None:
+        """Have the rows of a batch that came to an error together run again in two halves, before those that wait."""
+        with self._lock:
+            if item not in self._running:
+                return
+            self._let_go(item)
+            if self.closed:
+                # The worker stops: the halves have not been started.
+                self.give_back(item.rows)
+                return
+            middle = (len(item.rows) + 1) // 2
+            waiting = self._waiting.setdefault(item.handler.model, deque())
+            waiting.extendleft([deque(item.rows[middle:]), deque(item.rows[:middle])])
+            self._changed.notify_all()
 
     def _add(self, result: Result) -> None:
         """Have a result written."""
@@ -192,40 +204,38 @@ class InFlight:
     def settle(self, item: WorkItem) -> bool:
         """Let go of an item that ran; False if it was abandoned before."""
         with self._lock:
-            was_alone, is_kept = item is self._alone, item in self._running
-            if was_alone:
-                self._alone = None
-            if is_kept:
-                self._running.remove(item)
-            is_last = item.handler.model not in self._waiting
-            # A coroutine that has ended makes room for another.
-            if was_alone or is_last or item.handler.is_async:
-                self._changed.notify_all()
-            return is_kept
+            if item in self._running:
+                self._let_go(item)
+            return not item.abandoned
+
+    def _let_go(self, item: WorkItem) -> None:
+        self._running.remove(item)
+        was_alone = item is self._alone
+        if was_alone:
+            self._alone = None
+        # A coroutine that has ended makes room for another.
+        if was_alone or item.handler.is_async or item.handler.model not in self._waiting:
+            self._changed.notify_all()
 
     def abandon(
         self,
         item: WorkItem,
         outcome: Outcome,
         ran: float = 0.0,
-        called: Sequence[HeldRow] | None = None,
+        rows: Sequence[HeldRow] | None = None,
     ) -> None:
-        """Wait no more for an item whose thread goes on: *outcome* is that of the call under way.
+        """Wait no more for an item whose thread goes on: *outcome* is that of its rows.
 
-        Rows that have an outcome keep it, and those that were not called go back. Nothing is done where that call has
-        ended since it was the one with the rows *called*.
+        Nothing is done where it is no longer the call with these *rows*.
         """
         with self._lock:
-            if item not in self._running or (called is not None and item.called is not called):
+            if item not in self._running or (rows is not None and item.rows is not rows):
                 return
-            self._running.remove(item)
-            hit, others = list[HeldRow](), list[HeldRow]()
-            for held in item.open_rows:
+            self._let_go(item)
+            item.abandoned = True
+            for held in item.rows:
                 held.ran = ran
-                (hit if held in item.called else others).append(held)
-            self.give_back(hit, outcome, item.thread)
-            self.give_back(others, thread=item.thread)
-            self.wake()
+            self.give_back(item.rows, outcome, item.thread)
 
     def put_back(
         self, which: Callable[[HeldRow], bool] = lambda held: True, *, recall: str = ""
@@ -240,14 +250,14 @@ class InFlight:
                     if which(item.rows[0]):
                         item.ask_back(recall)
             number = 0
-            for model, batches in list(self._waiting.items()):
+            for model, claims in list(self._waiting.items()):
                 taken: list[HeldRow] = []
-                for batch in batches:
-                    waiting, batch.waiting = batch.waiting, deque()
-                    for held in waiting:
+                for waiting in claims:
+                    for _ in range(len(waiting)):
+                        held = waiting.popleft()
                         # Asked once: another thread may find the row lost in between.
-                        (taken if which(held) else batch.waiting).append(held)
-                self._waiting[model] = deque(batch for batch in batches if batch.waiting)
+                        (taken if which(held) else waiting).append(held)
+                self._waiting[model] = deque(filter(None, claims))
                 if not self._waiting[model]:
                     del self._waiting[model]
                 self.give_back(taken)
@@ -338,8 +348,8 @@ class InFlight:
     def held(self) -> list[HeldRow]:
         """Return all rows: those that run, those that wait, and those whose result is not yet written."""
         with self._lock:
-            running = [held for item in self._running for held in item.open_rows]
-            waiting = [held for some in self._waiting.values() for b in some for held in b.waiting]
+            running = [held for item in self._running for held in item.rows]
+            waiting = [held for claims in self._waiting.values() for one in claims for held in one]
             ended = [held for result in self._unwritten for held in result.rows]
             return [*running, *waiting, *ended]
 
@@ -355,8 +365,8 @@ class InFlight:
     def waiting(self, model: type[Model]) -> int:
         """Return how many calls of the handler of *model* no executor has taken yet."""
         with self._lock:
-            batches = self._waiting.get(model, ())
-            return sum(1 if b.waiting[0].handler.batch else len(b.waiting) for b in batches)
+            claims = self._waiting.get(model, ())
+            return sum(1 if one[0].handler.batch else len(one) for one in claims)
 
     def is_empty(self) -> bool:
         """Say whether the process holds nothing."""

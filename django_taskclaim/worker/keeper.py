@@ -228,7 +228,7 @@ class LeaseKeeper:
 
     def end_overrun(self) -> None:
         """Wait no more for calls whose time is over, nor for others that may be why they could not end."""
-        running = [(item, item.called) for item in self.inflight.running()]
+        running = [(item, item.rows) for item in self.inflight.running()]
         for item, _ in running:
             if item.will_overrun():
                 item.ask_back("its timeout is near", too_long=True)

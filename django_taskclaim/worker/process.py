@@ -190,7 +190,7 @@ class Process:
         """Give back what still runs, sign off, and return how the process ends."""
         cut_short = self.inflight.running()
         for item in cut_short:
-            logger.warning("%s was cut short; it is given back", named(item.called[0].row))
+            logger.warning("%s was cut short; it is given back", named(item.rows[0].row))
             self.inflight.abandon(item, PutBack("cut short"))
         self.claimer.leave()
         for executor in self.executors:

@@ -1,6 +1,6 @@
-"""How an item is run: one call for a row, for a batch one call and, where that raises, halves of it.
+"""How an item is run: one call, and what its answer means. Where a batch raises, its halves are run again.
 
-What to call next, and what the answers mean, is decided here once, for functions and for coroutines.
+That is decided here once, for functions and for coroutines.
 """
 
 import asyncio
@@ -89,14 +89,13 @@ class Running:
         *with_next* lets it take the next rows of the claim as well, as long as there is nothing to say of any of them.
         """
         if item.rows[0].batch.quarantined:
-            self._note_start(item)
+            if not self._note_start(item):
+                return
         elif with_next and self._may_run_on(item.handler) and (answer := self._run_on(item)):
-            self._judge(item, item.rows, self._unless_left_open(answer), [])
+            self._judge(item, self._unless_left_open(answer))
             return
-        todo = [item.open_rows]
-        while todo:
-            if called := self._next(item, todo.pop()):
-                self._judge(item, called, self._call(item, called), todo)
+        if self._begin(item):
+            self._judge(item, self._call(item))
 
     def _may_run_on(self, handler: Handler) -> bool:
         """Say whether a row of this handler needs nothing but a call of its function, which uses no database."""
@@ -128,29 +127,27 @@ class Running:
 
     async def arun(self, item: WorkItem) -> None:
         """Run *item* on the event loop of this thread, and note the results there."""
-        if item.rows[0].batch.quarantined:
-            await sync_to_async(self._note_start)(item)
-        todo = [item.open_rows]
-        while todo:
-            if not (called := self._next(item, todo.pop())):
-                continue
-            answer = await self._acall(item, called)
-            if answer.error is None and not item.handler.batch:
-                self._judge(item, called, answer, todo)
-            else:
-                # It may have to wait for news of the database, and must not keep the event loop from turning.
-                judge = sync_to_async(self._judge, thread_sensitive=False)
-                await judge(item, called, answer, todo)
+        is_quarantined = item.rows[0].batch.quarantined
+        if is_quarantined and not await sync_to_async(self._note_start)(item):
+            return
+        if not self._begin(item):
+            return
+        answer = await self._acall(item)
+        if answer.error is None and not item.handler.batch:
+            self._judge(item, answer)
+        else:
+            # It may have to wait for news of the database, and must not keep the event loop from turning.
+            await sync_to_async(self._judge, thread_sensitive=False)(item, answer)
 
-    def _note_start(self, item: WorkItem) -> None:
-        """Write down that a row which may kill its worker starts, right before it does; it gets an outcome if not.
+    def _note_start(self, item: WorkItem) -> bool:
+        """Write down that a row which may kill its worker starts, right before it does; False, and judged, if not.
 
         If its worker ends from here on, the row has failed. Otherwise it was not started, and has killed nobody.
         """
         (held,) = item.rows
         if not held.may_start(clock()):
             # It will not be called, so it must not seem to have started.
-            return
+            return True
         try:
             ensure_usable(self.using)
             note_start(held.row)
@@ -161,43 +158,30 @@ class Running:
             drop_broken(self.using)
             why = f"it could not be started: {describe(error)}"
             self.inflight.judge(item, [(held, PutBack(why))])
+        else:
+            return True
+        return False
 
-    # What to call with
-
-    def _next(self, item: WorkItem, given: list[HeldRow]) -> list[HeldRow]:
-        """Begin a call with what can be called of *given*, and return its rows; none where there are none."""
-        called = self._callable(item, given)
-        if self.inflight.closed and len(item.open_rows) < len(item.rows):
-            # The worker stops between two halves: the rest has not been started.
-            self.inflight.judge(item, [(held, NOT_STARTED) for held in called])
-            return []
-        if called:
-            item.begin(called)
-        return called
-
-    def _judge(
-        self, item: WorkItem, called: list[HeldRow], answer: Answer, todo: list[list[HeldRow]]
-    ) -> None:
+    def _judge(self, item: WorkItem, answer: Answer) -> None:
         """Note what became of the rows of a call, or have it made again with halves of them."""
-        now = clock()
+        now, called = clock(), item.rows
         outcomes = self._outcomes(called, answer, since=item.started)
         if outcomes is None:
             for held in called:
                 held.carrier()
-            half = (len(called) + 1) // 2
-            todo += [called[half:], called[:half]]
+            self.inflight.halve(item)
             return
         # Each row's share, so that they add up to what the call took.
         ran = (now - item.started) / len(called)
         self.inflight.judge(item, zip(called, outcomes, strict=True), ran)
 
-    def _callable(self, item: WorkItem, given: list[HeldRow]) -> list[HeldRow]:
-        """Return the rows that the handler can be called with, and note what becomes of the others."""
+    def _begin(self, item: WorkItem) -> bool:
+        """Begin the call with the rows that the handler can be called with, if any; the others are judged."""
         now, called = clock(), list[HeldRow]()
         others: list[tuple[HeldRow, Outcome]] = []
-        for held in given:
+        for held in item.rows:
             if not held.may_start(now):
-                # Between two halves: the handler may have ended some claims itself.
+                # One half of a batch may have ended the claims of the other.
                 others.append((held, held.claim.how_ended() or NOT_STARTED))
             elif item.handler.needs_source and lacks_source(held.row):
                 others.append((held, judged(held.row, SourceGone([held.row]))))
@@ -205,7 +189,9 @@ class Running:
                 called.append(held)
         if others:
             self.inflight.judge(item, others)
-        return called
+        if called:
+            item.begin(called)
+        return bool(called)
 
     # What the answers mean
 
@@ -299,26 +285,26 @@ class Running:
         self._looked = clock()
         ensure_all_usable()
 
-    def _call(self, item: WorkItem, called: list[HeldRow]) -> Answer:
+    def _call(self, item: WorkItem) -> Answer:
         handler = item.handler
         if handler.atomic:
             idle = timedelta.max if self.idle is None else self.idle
             used_lately = clock() - self._used < min(USED_LATELY, idle.total_seconds() / 4)
-            answer = call_atomically(item, called, self.using, used_lately=used_lately)
+            answer = call_atomically(item, self.using, used_lately=used_lately)
             self._used = clock() if answer.committed else 0.0
             return self._unless_left_open(answer, self.using)
         try:
             if self.keeper.troubled_since(self._looked):
                 self._replace_broken_connections()
             begin_handler(self.using, atomic=False)
-            said = call(handler, [held.row for held in called])
+            said = call(handler, [held.row for held in item.rows])
             answer = NOTHING_SAID if said is None else Answer(said)
         except BaseException as error:
             # SystemExit and KeyboardInterrupt included: one row's end is not the worker's.
             answer = Answer(error=error)
         return self._unless_left_open(answer)
 
-    async def _acall(self, item: WorkItem, called: list[HeldRow]) -> Answer:
+    async def _acall(self, item: WorkItem) -> Answer:
         handler = item.handler
         timeout = None if handler.timeout is None else handler.timeout.total_seconds()
         limit = asyncio.timeout(timeout)
@@ -326,7 +312,7 @@ class Running:
             if self.keeper.troubled_since(self._looked):
                 await sync_to_async(self._replace_broken_connections)()
             async with limit:
-                answer = Answer(await acall(handler, [held.row for held in called]))
+                answer = Answer(await acall(handler, [held.row for held in item.rows]))
         except BaseException as error:
             late = limit.expired() and isinstance(error, TimeoutError)
             answer = Answer(error=TaskClaimError(outlived(handler)) if late else error)

@@ -147,7 +147,7 @@ def test_a_server_that_is_away_as_a_session_is_ended_costs_no_row(transactional_
     # A claim passes over a row that is locked.
     rows = Photo.objects.claim_batch(2)
     overrun = elsewhere(hold_first)
-    inflight.give_back(hold(handler, rows).waiting, PutBack("cut short"), threads.get(timeout=120))
+    inflight.give_back(hold(handler, rows), PutBack("cut short"), threads.get(timeout=120))
     driver: Any = connection.connection
     ours = [driver.info.backend_pid if connection.vendor == "postgresql" else driver.thread_id()]
 
