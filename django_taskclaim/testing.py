@@ -95,9 +95,7 @@ def run_due(
 
 def _ran(run: list[HeldRow], counters: Counters) -> Ran:
     """Return what became of the rows that were *run*, as the writer has counted it."""
-    numbers: Counter[str] = Counter()
-    for counts in counters.take().values():
-        numbers += counts.numbers
+    numbers = sum(counters.take().values(), Counter[str]())
     ran = Ran(completed=numbers["done"], failed=numbers["failed"], lost=numbers["lost"])
     ran.retrying = numbers["errors"] - ran.failed
     ran.released = len(run) - ran.total

@@ -5,11 +5,11 @@ Route it where the monitoring reaches it: ``path("metrics", metrics)``. It needs
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from django.core.exceptions import PermissionDenied
 from django.db import Error, connections, router
-from django.db.models import Model, Sum
+from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.utils.crypto import constant_time_compare
 from django.views.decorators.cache import never_cache
@@ -33,7 +33,7 @@ from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.states import Status
 from django_taskclaim.switch import claimable_models
 from django_taskclaim.tables import scope_of
-from django_taskclaim.worker.counters import longest_in, unpacked
+from django_taskclaim.worker.counters import Counts, longest_in, times
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ GAUGES: dict[str, tuple[str, Callable[[Overview], float]]] = {
     ),
 }
 
-#: The columns of what worker processes have reported, the figure made of each, and what it says.
+#: What worker processes have reported, as ``worker.counters`` names it, the figure made of each, and what it says.
 COUNTERS = {
     "claimed": ("rows_claimed", "Rows that workers claimed."),
     "done": ("rows_completed", "Rows that workers completed."),
@@ -127,45 +127,42 @@ class Figures(Collector):
             up.add_metric(labels, found is not None)
             if found is None:
                 continue
-            seen, counts, times = found
+            seen, counts = found
             for status in Status:
                 rows.add_metric((*labels, status.value), getattr(seen.progress, status.value))
             for name, (_text, value) in GAUGES.items():
                 gauges[name].add_metric(labels, value(seen))
-            for column, count in counts.items():
-                counters[column].add_metric(labels, count)
-            for column, durations in times.items():
-                histograms[column].add_metric(labels, *_histogram(durations))
+            if counts is None:
+                continue
+            for column, counter in counters.items():
+                counter.add_metric(labels, counts[column])
+            for column, histogram in histograms.items():
+                histogram.add_metric(labels, *_histogram(times(counts, column)))
         yield from [up, rows, *gauges.values(), *counters.values(), *histograms.values()]
 
 
-def _read(
-    model: type[Model], label: str, alias: str
-) -> tuple[Overview, dict[str, int], dict[str, Counter[int]]] | None:
+def _read(model: type[Model], label: str, alias: str) -> tuple[Overview, Counts | None] | None:
     """Return what there is to see of a model, and what all worker processes have reported; None where it takes long."""
-    counts: dict[str, int] = {}
-    times: dict[str, Counter[int]] = {}
+    counts: Counts | None = None
     try:
         with server_for(connections[alias]).bounded(conf.duration("PAGE_TIMEOUT")):
             # First, so that no counter is ahead of the rows.
             if is_on(alias):
                 written = ThroughputMinute.objects.using(alias).filter(model=scope_of(model))
-                counts = written.aggregate(**{name: Sum(name, default=0) for name in COUNTERS})
-                times = {name: Counter() for name in HISTOGRAMS}
-                for texts in written.values(*HISTOGRAMS):
-                    for name, text in texts.items():
-                        times[name].update(unpacked(text))
-            return overview(model, alias, exact=False), counts, times
+                counts = Counter()
+                for part in written.values_list("counts", flat=True):
+                    counts.update(part)
+            return overview(model, alias, exact=False), counts
     except (Error, TaskClaimError):
         logger.exception("%s on %s was not read for the metrics", label, alias)
         return None
 
 
-def _histogram(durations: Counter[int]) -> tuple[list[tuple[str, float]], float]:
+def _histogram(durations: Mapping[int, int]) -> tuple[list[tuple[str, float]], float]:
     """Return how many batches took up to which time, and about how many seconds all took together."""
     bounds = [
         (str(longest_in(last)), float(sum(n for bucket, n in durations.items() if bucket <= last)))
         for last in SHOWN
     ]
     whole = sum(longest_in(bucket) * count for bucket, count in durations.items())
-    return [*bounds, ("+Inf", float(durations.total()))], whole
+    return [*bounds, ("+Inf", float(sum(durations.values())))], whole

@@ -5,14 +5,15 @@ They can be imported where the app is not installed; ``is_on`` says whether they
 Each table has an age at which workers prune it.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from uuid import uuid4
 
 from django.apps import apps
 from django.db import models, router
 from django.utils.translation import gettext_lazy as _
 
-from django_taskclaim.fields import ErrorClassField, ErrorTextField, HolderField, MomentField
-from django_taskclaim.worker.counters import NUMBERS, TIMES, packed, unpacked
+from django_taskclaim.fields import ErrorClassField, HolderField, MomentField
 
 APP, LABEL = "django_taskclaim.control", "taskclaim_control"
 
@@ -60,19 +61,8 @@ class ThroughputMinute(models.Model):
     at = MomentField()
     #: The process as ``WorkerProcess`` names it; empty once it has been taken together with the others.
     process = HolderField(default="")
-    done = models.BigIntegerField(default=0)
-    #: Rows that ended in ``failed``.
-    failed = models.BigIntegerField(default=0)
-    #: Tries that failed, the last ones of failed rows among them.
-    errors = models.BigIntegerField(default=0)
-    #: Rows claimed, claims found lost, and expired rows put back or failed.
-    claimed = models.BigIntegerField(default=0)
-    lost = models.BigIntegerField(default=0)
-    expired = models.BigIntegerField(default=0)
-    #: How many batches, and handlers, took how long, and rows had been due, as ``worker.counters`` packs it.
-    durations = ErrorTextField(default="")
-    ran = ErrorTextField(default="")
-    waited = ErrorTextField(default="")
+    #: As ``worker.counters`` names them.
+    counts = models.JSONField(default=dict)
 
     #: Of the process that counts: what is stored of it is older.
     unwritten = False
@@ -83,13 +73,9 @@ class ThroughputMinute(models.Model):
         default_permissions = ()
         indexes = [models.Index(fields=["at"], name="taskclaim_throughput_at")]
 
-    def add(self, other: "ThroughputMinute") -> None:
-        """Take in what another one has counted."""
-        for name in NUMBERS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in TIMES:
-            both = unpacked(getattr(self, name)) + unpacked(getattr(other, name))
-            setattr(self, name, packed(both))
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Take in what has been counted beside it."""
+        self.counts = Counter(self.counts) + Counter(counts)
 
 
 class ClaimEvent(models.Model):

@@ -24,7 +24,6 @@ from django_taskclaim.db import DatabaseLater, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.tables import WorkerProcess, scope_of
-from django_taskclaim.worker.counters import NUMBERS, TIMES, packed
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import PRUNE_EVERY, Duty, Service, in_pieces
 
@@ -91,8 +90,7 @@ class Poller:
         for model, counts in self.service.counters.take().items():
             fresh = ThroughputMinute(model=scope_of(model), at=minute, process=self.process)
             one = self._minutes.setdefault((fresh.model, minute), fresh)
-            texts = {name: packed(buckets) for name, buckets in counts.times.items()}
-            one.add(ThroughputMinute(**counts.numbers, **texts))
+            one.add(counts)
             one.unwritten = True
         unwritten = [one for one in self._minutes.values() if one.unwritten]
         for one in unwritten:
@@ -103,8 +101,8 @@ class Poller:
 
     def _store(self, one: ThroughputMinute) -> None:
         """Write totals, so that a statement that was sent twice does no harm."""
-        facts = {name: getattr(one, name) for name in (*NUMBERS, *TIMES)}
-        is_stored = ThroughputMinute.objects.using(self.using).filter(pk=one.pk).update(**facts)
+        mine = ThroughputMinute.objects.using(self.using).filter(pk=one.pk)
+        is_stored = mine.update(counts=one.counts)
         # One that has gone was added up by others, after a long outage; to store it again would count it twice.
         if one._state.adding and not is_stored:
             one.save(using=self.using, force_insert=True)
@@ -168,7 +166,7 @@ def compact(using: str, chunk: int) -> bool:
             known = rows.select_for_update().filter(model=model, at=at, process="").first()
             slot = known or ThroughputMinute(model=model, at=at)
             for minute in same:
-                slot.add(minute)
+                slot.add(minute.counts)
             slot.save(using=using)
         rows.filter(pk__in=[minute.pk for minute in minutes])._raw_delete(using)
     return len(minutes) < chunk

@@ -12,7 +12,7 @@ from django_taskclaim import conf
 from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, is_on
 from django_taskclaim.fields import as_utc
 from django_taskclaim.tables import EVERY_MODEL, WorkerProcess, scope_of
-from django_taskclaim.worker.counters import quantile, unpacked
+from django_taskclaim.worker.counters import Counts, quantile, times
 
 MINUTE = timedelta(minutes=1)
 #: What is older than AGE_OF_MINUTES is kept, and shown, in slots as long as this.
@@ -32,44 +32,34 @@ class Slot:
     at: datetime
     #: How long it is, or has been so far.
     seconds: float
-    #: Rows completed, rows that ended in ``failed``, and tries that failed, put back or not.
-    done: int = 0
-    failed: int = 0
-    errors: int = 0
-    #: How long batches took, by bucket.
-    durations: Counter[int] = field(default_factory=Counter)
-
-    def add(self, row: ThroughputMinute) -> None:
-        """Take in a part of what was written."""
-        self.done += row.done
-        self.failed += row.failed
-        self.errors += row.errors
-        self.durations.update(unpacked(row.durations))
+    #: As ``worker.counters`` names them.
+    counts: Counts = field(default_factory=Counter)
 
     @property
     def rate(self) -> float:
         """Rows completed a second."""
-        return self.done / self.seconds
+        return self.counts["done"] / self.seconds
 
     @property
     def p50(self) -> float | None:
         """How long half of all batches took at most, in seconds; None where no batch ended."""
-        return quantile(self.durations, 0.5)
+        return quantile(times(self.counts, "durations"), 0.5)
 
     @property
     def p95(self) -> float | None:
         """The same of 95 in 100."""
-        return quantile(self.durations, 0.95)
+        return quantile(times(self.counts, "durations"), 0.95)
 
     @property
     def tries(self) -> int:
         """How many tries of rows ended."""
-        return self.done + self.errors
+        return self.counts["done"] + self.counts["errors"]
 
     @property
     def failing(self) -> float:
         """The share of ``failed`` among the rows that came to their end."""
-        return self.failed / (self.done + self.failed) if self.failed else 0.0
+        failed = self.counts["failed"]
+        return failed / (self.counts["done"] + failed) if failed else 0.0
 
 
 def minutes(model: type[models.Model], *, using: str, since: datetime) -> list[ThroughputMinute]:
@@ -92,7 +82,7 @@ def slots(written: Sequence[ThroughputMinute], now: datetime, span: timedelta) -
         found[at] = Slot(at, length.total_seconds())
     for row in written:
         if slot := found.get(slot_start(as_utc(row.at), width)):
-            slot.add(row)
+            slot.counts.update(row.counts)
     return list(found.values())
 
 
@@ -104,7 +94,7 @@ def rates(
     done: Counter[str] = Counter()
     for row in written:
         if as_utc(row.at) >= since:
-            done[row.process] += row.done
+            done[row.process] += row.counts.get("done", 0)
     return {
         worker.name: done[worker.name]
         / max(LEAST, now - max(since, as_utc(worker.started_at))).total_seconds()

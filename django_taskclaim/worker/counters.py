@@ -1,7 +1,13 @@
 """What one process has done: counts that its threads share, by model until somebody takes them.
 
-Durations are kept in a few numbers: counts by size on a scale that grows by half an octave a step. A quantile read from
-them is wrong by a fifth at most, and the counts of several processes add up.
+Rows are counted by what became of them: ``done``; ``failed``, rows that ended so; ``errors``, tries that failed, the
+last ones of failed rows among them; ``claimed``; ``lost``, claims found lost; ``expired``, rows put back.
+
+How long things took is counted by size, on a scale that grows by half an octave a step, ``ran 12`` for the twelfth: a
+quantile read from that is wrong by a fifth at most. ``durations`` are of batches, from the claim to the last row
+written, ``ran`` of handlers, by row, and ``waited`` of the first row of each claim, since it was due.
+
+The counts of several processes add up.
 """
 
 import math
@@ -18,23 +24,8 @@ STEPS_PER_OCTAVE = 2
 #: Two days; what takes longer is counted as that.
 LAST = 55
 
-
-#: What is counted of each model, as columns of ``ThroughputMinute``: rows completed; rows that ended in ``failed``;
-#: tries that failed, the last ones of failed rows among them; rows claimed; claims found lost; expired rows put back.
-NUMBERS = ("done", "failed", "errors", "claimed", "lost", "expired")
-#: How long things took: batches, from the claim to the last row written; handlers, by row; and how long rows had been
-#: due when they were claimed, by the first row of each claim.
-TIMES = ("durations", "ran", "waited")
-
-
-@dataclass(slots=True)
-class Counts:
-    """What became of the rows of one model: the NUMBERS, and of each of the TIMES how many by bucket."""
-
-    numbers: Counter[str] = field(default_factory=Counter)
-    times: dict[str, Counter[int]] = field(
-        default_factory=lambda: {name: Counter() for name in TIMES}
-    )
+#: How many of what, by the names above.
+Counts = Counter[str]
 
 
 @dataclass(slots=True)
@@ -49,17 +40,17 @@ class Counters:
     _lock: Lock = field(default_factory=Lock)
 
     def count(self, model: type[Model], **numbers: int) -> None:
-        """Add to some of the NUMBERS."""
+        """Add to what has become of rows."""
         with self._lock:
             self.done += numbers.get("done", 0)
             self.failed += numbers.get("failed", 0)
-            self._by_model[model].numbers.update(numbers)
+            self._by_model[model].update(numbers)
 
     def count_times(self, model: type[Model], name: str, seconds: Iterable[float]) -> None:
         """Note how long some things took."""
-        buckets = [bucket_of(one) for one in seconds]
+        buckets = [f"{name} {bucket_of(one)}" for one in seconds]
         with self._lock:
-            self._by_model[model].times[name].update(buckets)
+            self._by_model[model].update(buckets)
 
     def count_error(self, model: type[Model], error: str, *, final: bool) -> None:
         """Note what a try ended with; only the last try of a row makes it a failed one."""
@@ -98,12 +89,7 @@ def quantile(counts: Mapping[int, int], share: float) -> float | None:
     return longest_in(max(counts))
 
 
-def packed(counts: Mapping[int, int]) -> str:
-    """Return the counts as a short text: ``12:5 13:40``."""
-    return " ".join(f"{bucket}:{counts[bucket]}" for bucket in sorted(counts))
-
-
-def unpacked(text: str) -> Counter[int]:
-    """Return what ``packed`` was given."""
-    pairs = (part.split(":") for part in text.split())
-    return Counter({int(bucket): int(count) for bucket, count in pairs})
+def times(counts: Counts, name: str) -> dict[int, int]:
+    """Return how many of the times under this name fell into each bucket."""
+    found = ((key.partition(" "), count) for key, count in counts.items())
+    return {int(bucket): count for (what, _, bucket), count in found if bucket and what == name}

@@ -207,7 +207,10 @@ def test_a_page_without_a_living_worker_promises_nothing(looks: Client) -> None:
     name, now = held(silent=True), timezone.now().replace(second=0, microsecond=0)
     for ago in range(1, 10):
         ThroughputMinute.objects.create(
-            model="testapp.photo", at=now - timedelta(minutes=ago), process=name, done=60
+            model="testapp.photo",
+            at=now - timedelta(minutes=ago),
+            process=name,
+            counts={"done": 60},
         )
     page = text_of(looks.get(photos()))
     assert "5 of 10" in page
@@ -221,7 +224,7 @@ def test_a_page_without_a_living_worker_promises_nothing(looks: Client) -> None:
     assert "about 5 s left" in page
     # The minute in which work began was not filled.
     ThroughputMinute.objects.filter(at__lt=now - timedelta(minutes=2)).delete()
-    ThroughputMinute.objects.filter(at__lt=now - timedelta(minutes=1)).update(done=6)
+    ThroughputMinute.objects.filter(at__lt=now - timedelta(minutes=1)).update(counts={"done": 6})
     assert "about 5 s left" in text_of(looks.get(photos()))
 
 
