@@ -1,7 +1,7 @@
-"""The circuit breaker: when most tries of a model fail, stop trying for a while, then try with a few rows.
+"""The circuit breaker: when most tries of a model fail, stop trying for a while, then try with one row.
 
-Closed it counts, open it rests, half open it lets a few rows through. A success of one closes it again; when as many
-have failed, it rests longer. The name and the three states are those of Michael Nygard's "Release It!".
+Closed it counts, open it rests, half open it lets one row through. If that is done, it closes again; if it fails, the
+next rest is longer. The name and the three states are those of Michael Nygard's "Release It!".
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,6 @@ from django.db.models import Model
 
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
-
-#: Rows that are let through at once after a rest; each may cost its row a try.
-TRIAL = 3
 
 #: The longest rest, in rests.
 LONGEST_REST = 10
@@ -51,28 +48,25 @@ class CircuitBreaker:
         with self._lock:
             if self.rests():
                 return
-            if self.state is not None and good:
+            if self.state is not None and not good:
+                if bad:
+                    self._trip("a try after a rest failed again")
+                return
+            if self.state is not None:
                 self.state = None
                 self._begin_to_count()
-            if self.state is None and clock() - self._counts_since > self._within:
+            if clock() - self._counts_since > self._within:
                 self._begin_to_count()
                 self._trips = 0
             self._good += good
             self._bad += bad
             total = self._good + self._bad
-            if self.state is not None:
-                if self._bad >= TRIAL:
-                    self._trip(f"{self._bad} tries after a rest failed again")
-            elif bad and total >= self._outcomes and self._bad / total >= self._rate:
+            if bad and total >= self._outcomes and self._bad / total >= self._rate:
                 self._trip(f"{self._bad} of the last {total} tries failed")
 
     def rests(self) -> bool:
         """Say whether nothing may be claimed now; what has not started is to go back, because it would only fail."""
         return self.state is not None and clock() < self.state.until
-
-    def room(self) -> int | None:
-        """Return how many rows may be claimed at once: a few after a rest, None for no limit."""
-        return None if self.state is None else TRIAL
 
     def _begin_to_count(self) -> None:
         self._good, self._bad, self._counts_since = 0, 0, clock()

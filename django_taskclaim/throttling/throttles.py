@@ -6,6 +6,7 @@ process, for people to read, by the database's clock.
 """
 
 import logging
+import math
 import random
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -137,12 +138,12 @@ class Throttles:
         """Return why *model* may not be claimed now, empty while it may; asks no database."""
         return next((state.reason for (of, _), state in self._states().items() if of is model), "")
 
-    def room(self, model: type[Model]) -> int | None:
-        """Return how many rows of *model* one claim may take: None for no limit, 0 before the checks have answered."""
+    def most(self, model: type[Model]) -> float:
+        """Return how many rows of *model* may be worked on: 0 before the checks have answered, 1 after a rest."""
         if not all(check.has_answered for check in self._checks):
             return 0
         breaker = self.breakers.get(model)
-        return None if breaker is None else breaker.room()
+        return math.inf if breaker is None or breaker.state is None else 1
 
     working_on = staticmethod(working_on)
 

@@ -207,9 +207,10 @@ class Claimer(WorkerThread):
         if self.inflight.holds_quarantined():
             return False
         enough = source.least
-        if source.handler.has_ranges:
-            # Long work: what waits here could be done elsewhere.
-            enough -= self.inflight.running_of(source.model)
+        is_trial = self.service.throttles.most(source.model) == 1
+        if is_trial or source.handler.has_ranges:
+            # One row alone is tried. Ranges are long work: what waits here could be done elsewhere.
+            enough = (1 if is_trial else enough) - self.inflight.running_of(source.model)
         return self.inflight.waiting(source.model) < enough
 
     # Claiming
@@ -250,8 +251,7 @@ class Claimer(WorkerThread):
             return poll
         most = source.size.most(stops.own.batch_size, stops.own.lease)
         left = math.inf if self.options.max_rows is None else self.options.max_rows - self.claimed
-        room = self.service.throttles.room(model)
-        size = int(min(most, left, math.inf if room is None else room))
+        size = int(min(most, left, self.service.throttles.most(model)))
         if size == 0:
             # Health checks have not answered yet.
             return not_yet
