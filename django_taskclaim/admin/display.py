@@ -72,70 +72,42 @@ class RowFacts:
         self.now = now
         self.max_attempts = policy_for(type(row)).max_attempts
         self.status = str(read("status"))
+        self.is_held = self.status == Status.PROCESSING
         #: As it is stored, and as people read it.
         self.holder: str = read("claimed_by") or ""
         self.holder_name = name(self.holder)
         self.iteration: int = read("iteration")
         self.claimed_at: datetime | None = read("claimed_at")
         self.expires_at: datetime | None = read("expires_at")
+        #: How long the lease still lasts, negative once it has ended; nothing without one.
+        self.left = (self.expires_at or now) - now
         self.completed_at: datetime | None = read("completed_at")
+        #: When the row was completed, or began its last try; None of one that is not over.
+        is_over = self.status in (Status.COMPLETE, Status.FAILED)
+        self.ended_at = (self.completed_at or self.claimed_at) if is_over else None
         # A model that counts no tries counts how often the row was put back.
         self.attempts: int = read("attempts" if columns.attempts else "iteration")
-        self.not_before: datetime | None = read("not_before")
+        due_at = (read("not_before") if self.status == Status.OPEN else None) or now
+        #: Whether the row is to be claimed alone, because its worker died on its last try.
+        self.crashed = due_at >= QUARANTINED
+        #: How long an open row waits until it is due; None where it is.
+        self.wait = due_at - now if now < due_at < QUARANTINED else None
+        #: Whether the row is a range of keys among which rows may still be committed.
+        self.open_ended = due_at == OPEN_ENDED
         self.error_class: str = read("error_class") or ""
         self.short_error = self.error_class.rpartition(".")[2]
         message, _newline, rest = (read("last_error") or "").strip().partition("\n")
         #: What the error says in its first line, and the rest of the text: the traceback, where one is stored.
         self.error, self.error_rest = message.strip(), rest.strip("\n")
+        #: One of ``Status``, or ``waiting``, or ``expired``; and the word on its pill.
+        self.kind = self.status
+        if self.wait is not None:
+            self.kind = WAITING
+        elif self.is_held and self.left <= timedelta():
+            self.kind = EXPIRED
+        self.word = STATES.get(self.kind, self.kind)
         #: What a list offers to do to the row, as django-admin-actions draws it.
         self.buttons: list[dict[str, str]] = []
-
-    @property
-    def kind(self) -> str:
-        """One of ``Status``, or ``waiting``, or ``expired``."""
-        if self.status == Status.OPEN and self.wait is not None:
-            return WAITING
-        if self.is_held and self.left <= timedelta():
-            return EXPIRED
-        return self.status
-
-    @property
-    def word(self) -> str:
-        """The state in a word."""
-        return str(STATES.get(self.kind, self.kind))
-
-    @property
-    def is_held(self) -> bool:
-        return self.status == Status.PROCESSING
-
-    @property
-    def ended_at(self) -> datetime | None:
-        """When the row was completed, or began its last try; None of one that is not over."""
-        is_over = self.status in (Status.COMPLETE, Status.FAILED)
-        return (self.completed_at or self.claimed_at) if is_over else None
-
-    @property
-    def left(self) -> timedelta:
-        """How long the lease still lasts, negative once it has ended; nothing without one."""
-        return (self.expires_at or self.now) - self.now
-
-    @property
-    def wait(self) -> timedelta | None:
-        """How long an open row waits until it is due; None where it is."""
-        if self.status != Status.OPEN or self.not_before is None or self.crashed:
-            return None
-        return self.not_before - self.now if self.not_before > self.now else None
-
-    @property
-    def open_ended(self) -> bool:
-        """Whether the row is a range of keys among which rows may still be committed."""
-        return self.status == Status.OPEN and self.not_before == OPEN_ENDED
-
-    @property
-    def crashed(self) -> bool:
-        """Whether the row is to be claimed alone, because its worker died on its last try."""
-        marked = self.not_before is not None and self.not_before >= QUARANTINED
-        return self.status == Status.OPEN and marked
 
 
 def summary(facts: RowFacts, *, all_of_it: bool = False) -> SafeString:
