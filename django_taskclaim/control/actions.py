@@ -6,7 +6,8 @@ from typing import Any
 
 from django.db.models import Model
 from django.utils.functional import Promise
-from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext, pgettext_lazy
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.formatting import format_number
@@ -76,55 +77,46 @@ class Action(Instruction):
         return sentence % {"n": format_number(number), "rows": rows, "done": self.done}
 
 
-AS_NEW = gettext_lazy(
-    "A row that is reset is as good as new: open, with no tries counted and no error."
-)
-LOSE = gettext_lazy(
-    "The holder of a running row loses it, and late writes of that holder are refused."
-)
+LOSE = _("The holder of a running row loses it, and late writes of that holder are refused.")
 
 RESET = Action(
     name="reset",
-    label=gettext_lazy("Reset"),
-    sentence=AS_NEW,
-    done=gettext_lazy("reset"),
+    label=_("Reset"),
+    sentence=_("A row that is reset is as good as new: open, with no tries counted and no error."),
+    done=_("reset"),
     states=frozenset({Status.FAILED}),
     named=("running", "complete"),
     verb=ClaimQuerySet.reset,
 )
 PAUSE_ROWS = Action(
     name="pause rows",
-    label=gettext_lazy("Pause"),
-    sentence=gettext_lazy(
-        "A row that is paused is set aside: no worker claims it until somebody resumes it."
-    ),
-    done=gettext_lazy("paused"),
+    label=_("Pause"),
+    sentence=_("A row that is paused is set aside: no worker claims it until it is resumed."),
+    done=_("paused"),
     states=frozenset({Status.OPEN}),
     verb=ClaimQuerySet.pause_rows,
 )
 RESUME_ROWS = Action(
     name="resume rows",
-    label=gettext_lazy("Resume"),
-    sentence=gettext_lazy(
-        "A row that is resumed is open again, to be claimed by the next free worker."
-    ),
-    done=gettext_lazy("resumed"),
+    label=_("Resume"),
+    sentence=_("A row that is resumed is open again, to be claimed by the next free worker."),
+    done=_("resumed"),
     states=frozenset({Status.PAUSED}),
     verb=ClaimQuerySet.resume_rows,
 )
 RELEASE = Action(
     name="release",
-    label=gettext_lazy("Release"),
-    sentence=gettext_lazy("A row that is released is open again, and no try is counted."),
-    done=gettext_lazy("released"),
+    label=_("Release"),
+    sentence=_("A row that is released is open again, and no try is counted."),
+    done=_("released"),
     states=frozenset({Status.PROCESSING}),
     verb=ClaimQuerySet.take_back,
 )
 FAIL = Action(
     name="fail",
-    label=gettext_lazy("Fail"),
-    sentence=gettext_lazy("A row that is failed stays so until somebody resets it."),
-    done=gettext_lazy("failed"),
+    label=_("Fail"),
+    sentence=_("A row that is failed stays so until somebody resets it."),
+    done=_("failed"),
     states=frozenset({Status.OPEN, Status.PAUSED}),
     named=("running", "complete"),
     verb=ClaimQuerySet.fail_rows,
@@ -136,8 +128,8 @@ ROW_ACTIONS = (RESET, PAUSE_ROWS, RESUME_ROWS, RELEASE, FAIL)
 
 PRUNE = Action(
     name="prune",
-    label=gettext_lazy("Prune"),
-    done=gettext_lazy("deleted"),
+    label=_("Prune"),
+    done=_("deleted"),
     states=frozenset({Status.COMPLETE}),
     verb=ClaimQuerySet.prune,
 )
@@ -148,44 +140,44 @@ PRUNE = Action(
 
 PAUSE = Instruction(
     name="pause",
-    label=gettext_lazy("Pause claiming"),
-    sentence=gettext_lazy(
+    label=_("Pause claiming"),
+    sentence=_(
         "No worker will claim a row, on any host, until somebody resumes. Running rows finish; no row is changed."
     ),
-    done=gettext_lazy("claiming paused"),
+    done=_("claiming paused"),
 )
 RESUME = Instruction(
     name="resume",
-    label=gettext_lazy("Resume claiming"),
-    sentence=gettext_lazy(
+    label=_("Resume claiming"),
+    sentence=_(
         "Workers will claim again within a few seconds. What was paused by itself stays so: rows, other models, or all"
         " models together."
     ),
-    done=gettext_lazy("claiming resumed"),
+    done=_("claiming resumed"),
 )
 
 DRAIN = Instruction(
     name="drain",
     label=pgettext_lazy("command", "drain"),
-    sentence=gettext_lazy("It finishes the rows that it holds, claims no more, and leaves."),
-    done=gettext_lazy("told to drain"),
+    sentence=_("It finishes the rows that it holds, claims no more, and leaves."),
+    done=_("told to drain"),
 )
 STOP = Instruction(
     name="stop",
     label=pgettext_lazy("command", "stop"),
-    sentence=gettext_lazy(
+    sentence=_(
         "It gives back what it has not started; running rows get the grace period, then it leaves."
     ),
-    done=gettext_lazy("told to stop"),
+    done=_("told to stop"),
 )
 GIVE_BACK = Instruction(
     name="release",
     label=pgettext_lazy("command", "release"),
-    sentence=gettext_lazy(
+    sentence=_(
         "A living worker gives back what it has not started, and goes on. Of a silent one all rows are opened again,"
         " and what it still writes is refused."
     ),
-    done=gettext_lazy("told to give back"),
+    done=_("told to give back"),
 )
 
 #: The commands that one worker process can be given, by name.
@@ -193,9 +185,9 @@ WORKER_COMMANDS = {one.name: one for one in (DRAIN, STOP, GIVE_BACK)}
 
 #: What was done, by the name in the audit.
 DONE: dict[str, Text] = {
-    "settings": gettext_lazy("settings changed"),
-    "worker command": gettext_lazy("command to worker"),
-    "export": gettext_lazy("failures exported"),
+    "settings": _("settings changed"),
+    "worker command": _("command to worker"),
+    "export": _("failures exported"),
     **{action.name: action.done for action in (*ROW_ACTIONS, PRUNE, PAUSE, RESUME)},
 }
 
