@@ -17,7 +17,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import Error, connections, models, router
 from django.http import Http404, HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
-from django.urls import URLPattern, path, reverse
+from django.urls import path, reverse
 from django.utils.http import urlencode
 from django.utils.text import Truncator, capfirst
 from django.utils.translation import gettext as _
@@ -90,8 +90,8 @@ class ActionForm(forms.Form):
 class ClaimActions(OperatePermission):
     """The part of ``ClaimAdminMixin`` that acts: its buttons, the pages behind them, and the actions of the list."""
 
-    def claim_urls(self) -> list[URLPattern]:
-        """Return the addresses of the buttons; keys are quoted as Django's admin quotes them."""
+    def get_urls(self) -> list[Any]:
+        """Return the addresses of the buttons before Django's; keys are quoted as Django's admin quotes them."""
         # A bound method takes no marks.
         view = self.admin_site.admin_view(in_no_transaction(partial(self.claim_button_view)))
         name = f"{self.opts.app_label}_{self.opts.model_name}_claim"
@@ -99,6 +99,7 @@ class ClaimActions(OperatePermission):
             path("<path:object_id>/claim/<slug:slug>/", view, name=name),
             # Longer than the address of any page of the row whose key is "claim".
             path("claim/all/<slug:slug>/", view, name=name),
+            *super().get_urls(),
         ]
 
     def claim_address(self, page: str, *args: str) -> str:
@@ -147,19 +148,17 @@ class ClaimActions(OperatePermission):
         if not self.has_operate_permission(request):
             raise PermissionDenied
         action = next((one for one in ROW_ACTIONS if one.slug == slug), None)
-        if action is None:
-            raise Http404
-        every = claims_of(self.get_queryset(request))
-        if object_id is None:
-            return self.claim_act(request, action, action.chosen(every))
-        row = self.get_object(request, unquote(object_id))
-        if row is None:
+        row = None if object_id is None else self.get_object(request, unquote(object_id))
+        if action is None or (row is None and object_id is not None):
             raise Http404(_("There is no such row."))
+        rows = claims_of(self.get_queryset(request))
+        if row is None:
+            return self.claim_act(request, action, action.chosen(rows))
         facts, columns = facts_of(row), claim_columns(type(row))
         shown = (row.pk, facts.status, facts.iteration, facts.holder, action.slug)
         # What changes the row after it was read keeps it from the action.
         as_read = {columns.status.name: facts.status, columns.iteration.name: facts.iteration}
-        rows = every_row(every).filter(pk=row.pk, **as_read)
+        rows = every_row(rows).filter(pk=row.pk, **as_read)
         return self.claim_act(request, action, rows, row=row, hidden={SHOWN: [repr(shown)]})
 
     def claim_act(
@@ -176,26 +175,32 @@ class ClaimActions(OperatePermission):
         *hidden* is how they were chosen, or what the page has shown of them, see ``confirm``.
         """
         back, name = self.claim_list_address(request), str(self.opts.verbose_name_plural)
-        crumbs = [Crumb(capfirst(name), back)]
+        crumbs, states = [Crumb(capfirst(name), back)], states_of(rows)
+        facts = counted(states) or [_("There are none.")]
         if row is not None:
             name, page = Truncator(str(row)).chars(60), self.claim_address("change", quote(row.pk))
             crumbs.append(Crumb(name, page))
             back = back if FILTERS_KEPT in request.GET else page
-        states = states_of(rows)
-        facts = counts_of(states) if row is None else [summary(facts_of(row), all_of_it=True)]
+            facts = [summary(facts_of(row), all_of_it=True)]
+        elif states.total() > MOST:
+            facts = [_("More than %(number)s rows") % {"number": number(MOST)}]
         takes = action.takes(Status.PROCESSING) and Status.PROCESSING in states
 
         def run(answer: Answer) -> HttpResponseBase:
-            over = run_action(
+            named = [name for name in action.named if answer.get(name)]
+            others = [one for one in states if one not in action.states_of(named)]
+            is_over = run_action(
                 request,
                 action,
                 rows,
                 model_admin=self,
                 keys=None if row is None else [[row.pk]],
-                named=[name for name in action.named if answer.get(name)],
+                named=named,
                 reason=answer["reason"],
+                # Among too many rows nobody has counted them.
+                left={one: states[one] for one in others if row is None and states.total() <= MOST},
             )
-            return HttpResponseRedirect(back if over else request.get_full_path())
+            return HttpResponseRedirect(back if is_over else request.get_full_path())
 
         return confirm(
             request,
@@ -242,34 +247,35 @@ def run_action(
     keys: Iterable[list[Any]] | None = None,
     named: Collection[str] = (),
     reason: str = "",
+    left: Mapping[str, int] | None = None,
 ) -> bool:
     """Act on *rows* for as long as a request has time, record it, tell the user, and say whether it is over.
 
-    With *keys* only on those, chunk by chunk. *named* are the states that the user has named beside the action's own.
+    With *keys* only on those, chunk by chunk. *named* are the states that the user has named beside the action's own,
+    *left* how many rows are in others.
     """
     chosen, may = action.chosen(rows, named), row_permission(request, model_admin)
     # No verb reaches rows through an aggregate.
     reached = chosen if rows.query.group_by is None else every_row(rows)
     # Rows that were changed, chunk by chunk, and those that were left alone, by why.
-    changed, left, key = list[int](), Counter[str](), ""
+    changed, alone, key = list[int](), Counter(left), ""
     began, is_over, trouble = clock(), True, ""
     try:
-        left.update(others_among(rows, action.states_of(named)) if keys is None else {})
         for part in chunks_of(chosen) if keys is None else keys:
             if changed and clock() - began >= SECONDS:
                 is_over = False
                 break
             key = str(part[0]) if len(part) == 1 and not changed else ""
-            mine = part if may is None else permitted(chosen, part, may)
+            mine = part if may is None else [r.pk for r in chosen.filter(pk__in=part) if may(r)]
             changed.append(0)
             progress = partial(changed.__setitem__, -1)
             action.run(reached.filter(pk__in=mine), named, reason, progress=progress)
             errors = [one.error for one in refusals(rows.model, rows.db, began) if one.key in mine]
-            left.update(REFUSED % {"error": error} for error in errors)
-            left[str(DENIED)] += len(part) - len(mine)
-            left[str(LOCKED)] += len(mine) - changed[-1] - len(errors)
+            alone.update(REFUSED % {"error": error} for error in errors)
+            alone[str(DENIED)] += len(part) - len(mine)
+            alone[str(LOCKED)] += len(mine) - changed[-1] - len(errors)
     except (Error, TaskClaimError) as error:
-        trouble = first_line(error)
+        trouble = _("Then the database refused: %(error)s") % {"error": first_line(error)}
         if connections[rows.db].needs_rollback:
             # A transaction of the caller's, as with ATOMIC_REQUESTS: it will undo what was done.
             changed = []
@@ -278,33 +284,15 @@ def run_action(
         if number_of_rows := sum(changed):
             facts: dict[str, Any] = {"by": request.user, "reason": reason, "using": rows.db}
             record_action(rows.model, action.name, rows=number_of_rows, key=key, **facts)
+    ending = trouble
+    if not trouble and not is_over:
+        ending = _("The time was up; press again for the rest.")
+    elif not trouble and (reasons := counted(alone)):
+        ending = _("Left alone: %(reasons)s.") % {"reasons": ", ".join(reasons)}
     level = messages.SUCCESS if sum(changed) else messages.WARNING
-    result, ending = action.result(sum(changed), rows.model), how_it_ended(trouble, left, is_over)
-    text = f"{result} {ending}".rstrip()
+    text = f"{action.result(sum(changed), rows.model)} {ending}".rstrip()
     messages.add_message(request, messages.ERROR if trouble else level, text)
     return is_over
-
-
-def others_among(rows: Rows, states: Collection[str]) -> Counter[str]:
-    """Count the rows in other states than these, by the words for theirs; none where there are too many rows."""
-    found = states_of(rows)
-    others = sorted(found.keys() - states) if found.total() <= MOST else []
-    return Counter({str(STATES[state]): found[state] for state in others})
-
-
-def permitted(rows: Rows, keys: list[Any], may: Callable[[Any], bool]) -> list[Any]:
-    """Return the keys among these of *rows* that the user *may* act on."""
-    return [row.pk for row in rows.filter(pk__in=keys) if may(row)]
-
-
-def how_it_ended(trouble: str, left: Counter[str], is_over: bool) -> str:
-    """Say what ended an action too early, or why it left rows alone; nothing where it changed all."""
-    if trouble:
-        return _("Then the database refused: %(error)s") % {"error": trouble}
-    if not is_over:
-        return _("The time was up; press again for the rest.")
-    reasons = ", ".join(f"{number(n)} {why}" for why, n in left.items() if n > 0)
-    return _("Left alone: %(reasons)s.") % {"reasons": reasons} if reasons else ""
 
 
 def chunks_of(rows: Rows) -> Iterator[list[Any]]:
@@ -337,14 +325,10 @@ def states_of(rows: models.QuerySet[models.Model]) -> Counter[str]:
     """Count the states of the rows, of MOST + 1 at most; where there are more rows, each state is counted once more."""
     status = claim_columns(rows.model).status.name
     found = Counter(rows.order_by().values_list(status, flat=True)[: MOST + 1])
-    if found.total() > MOST:
-        found.update(Status)
-    return found
+    more = found.total() > MOST
+    return Counter({one: found[one] + more for one in STATES if found[one] or more})
 
 
-def counts_of(states: Counter[str]) -> list[str]:
-    """Say how many rows are in each state."""
-    if states.total() > MOST:
-        return [_("More than %(number)s rows") % {"number": number(MOST)}]
-    found = [f"{number(states[one])} {STATES[one]}" for one in STATES if states[one]]
-    return found or [_("There are none.")]
+def counted(rows: Mapping[str, int]) -> list[str]:
+    """Say how many rows there are of each kind: in a state, or left alone for a reason."""
+    return [f"{number(n)} {STATES.get(kind, kind)}" for kind, n in rows.items() if n > 0]

@@ -9,7 +9,6 @@ from django.db import models
 from django.http import HttpRequest
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
-from django.urls import URLPattern
 from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy
 
@@ -183,23 +182,15 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         response: Any = super().render_change_form(request, context, add, change, form_url, obj)
         if obj is None:
             return response
-        alias = alias_of(self.get_queryset(request))
-        look_at([obj], alias)
         response.context_data |= {
             "claim": facts_of(obj),
             "claim_summary": summary(facts_of(obj), all_of_it=True),
             "claim_buttons": list(self.claim_row_buttons(request, obj)),
-            "claim_steps": list(steps_of(obj, alias)),
+            "claim_steps": list(steps_of(obj, alias_of(self.get_queryset(request)))),
             "claim_source": source_key_text(obj),
             "claim_range": obj if has_ranges(self.model) else None,
         }
         return extended(response, "change_form.html")
-
-    # Addresses
-
-    def get_urls(self) -> list[URLPattern]:
-        urls: list[Any] = super().get_urls()
-        return [*self.claim_urls(), *urls]
 
 
 def extended(response: TemplateResponse, name: str) -> TemplateResponse:
