@@ -13,12 +13,11 @@ import re
 import threading
 import time
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Self
 
 from asgiref.sync import sync_to_async
 from django.db import Error, IntegrityError, connections, models, router
-from django.db.models.expressions import RawSQL
 
 from django_taskclaim import conf
 from django_taskclaim.awaitables import async_twin
@@ -52,8 +51,8 @@ LOOK_EVERY = 0.1
 #: What every database can store.
 NAME = re.compile("[^\x00\ud800-\udfff]{1,200}")
 
-#: The year 2020, where the iterations of new names begin.
-EPOCH = 1_577_836_800
+#: From where the iterations of new names count seconds.
+EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 
 #: Why a lease is gone.
 ENDED = "its block has ended"
@@ -362,7 +361,6 @@ def forget(using: str, unused_for: timedelta, limit: int) -> int:
     return int(unused.filter(name__in=names)._raw_delete(using)) if names else 0
 
 
-def _first_iteration(using: str) -> RawSQL:
+def _first_iteration(using: str) -> int:
     """Return the seconds since 2020 by the database's clock, where a new name begins: above every iteration it had."""
-    seconds = dialect_for(connections[using]).unix_time
-    return RawSQL(f"{seconds} - %s", [EPOCH], output_field=models.BigIntegerField())
+    return int((dialect_for(connections[using]).current_time() - EPOCH).total_seconds())

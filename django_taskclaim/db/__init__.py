@@ -8,25 +8,13 @@ from django.db import NotSupportedError, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.sql.compiler import SQLCompiler
 
-from django_taskclaim.db.base import Bound, ClaimedRow, ClaimStatement, Dialect
+from django_taskclaim.db.base import Dialect
 from django_taskclaim.db.mysql import MySQL
 from django_taskclaim.db.postgresql import PostgreSQL
 from django_taskclaim.db.sql import SQL
 from django_taskclaim.db.sqlite import SQLite
 from django_taskclaim.fields import MomentField
 from django_taskclaim.tables import LIMITS, SWITCH_TABLE
-
-__all__ = [
-    "Bound",
-    "ClaimStatement",
-    "ClaimedRow",
-    "DatabaseLater",
-    "DatabaseNow",
-    "Dialect",
-    "SwitchIsOn",
-    "dialect_for",
-    "is_supported",
-]
 
 _DIALECTS: dict[str, type[Dialect]] = {"postgresql": PostgreSQL, "mysql": MySQL, "sqlite": SQLite}
 

@@ -133,8 +133,6 @@ class Dialect(Session):
 
     #: The clock of the database, in UTC, in the stored form of a moment.
     now: ClassVar[str]
-    #: The same as whole seconds of Unix time.
-    unix_time: ClassVar[str]
     #: The moment that lies a number of seconds from now; the number replaces the ``{}``.
     moment_after: ClassVar[str]
     #: Whether ``open_transactions`` works; checks ask this without a server.
@@ -152,8 +150,6 @@ class Dialect(Session):
     walks_small_tables: ClassVar[bool] = False
     #: Whether ``(a, b) > (1, 2)`` is found by an index over a and b.
     seeks_row_values: ClassVar[bool] = True
-    #: Whether the claim index leaves out rows that are complete; see ``indexes``.
-    leaves_out_complete: ClassVar[bool] = False
 
     # Sending statements
 
@@ -188,16 +184,12 @@ class Dialect(Session):
         ((now,),) = self.fetch(SQL(f"SELECT {self.now}"))
         return as_utc(moment_reader(self.connection)(now) or now)
 
-    def writable_at(self, table: Table) -> datetime:
-        """Wait until rows of the table can be written, as by a renewal, and return what the clock says then.
+    def wait_to_write(self, table: Table) -> None:
+        """Wait until rows of the table can be written, as by a renewal, and write none.
 
         Questions may be answered all the while: beside SQLite's one writer, or beside a migration that locks the table.
+        On SQLite an open transaction is the one writer from then on.
         """
-        self.wait_to_write(table)
-        return self.current_time()
-
-    def wait_to_write(self, table: Table) -> None:
-        """Write no row of the table; on SQLite the transaction is the one writer from then on."""
         column = table.column(table.columns.iteration)
         self.run(SQL(f"UPDATE {table.name} SET {column} = {column} WHERE 1 = 0"))
 
@@ -298,11 +290,6 @@ class Dialect(Session):
         except EmptyResultSet:
             return None
         return SQL(text, tuple(params))
-
-    def first(self, queryset: Rows, table: KeyTable, limit: int, fields: Fields) -> list[Row]:
-        """Return *fields* of the first *limit* rows of *queryset*, without a lock."""
-        statement = self.compiled(queryset, limit, fields)
-        return [] if statement is None else table.python_rows(fields, self.fetch(statement))
 
     def lock_first(
         self, queryset: Rows, table: KeyTable, limit: int, *, deleting: bool = False

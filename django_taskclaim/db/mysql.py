@@ -62,7 +62,6 @@ class MySQL(Dialect):
     # NOW() follows the session's time zone.
     now = "UTC_TIMESTAMP(6)"
     moment_after = "(UTC_TIMESTAMP(6) + INTERVAL {} * 1000000 MICROSECOND)"
-    unix_time = "UNIX_TIMESTAMP()"
     returns_updated = False
     walks_small_tables = True
     # A comparison of rows is an index range for equality only.

@@ -41,10 +41,8 @@ class PostgreSQL(Dialect):
     # now() is the start of the transaction; clock_timestamp() is volatile and would lose the index.
     now = "STATEMENT_TIMESTAMP()"
     moment_after = "(STATEMENT_TIMESTAMP() + {} * INTERVAL '1 second')"
-    unix_time = "FLOOR(EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP()))::bigint"
     lock_clause = "FOR NO KEY UPDATE"
     names_open_transactions = True
-    leaves_out_complete = True
 
     @property
     def _isolates_too_much(self) -> bool:

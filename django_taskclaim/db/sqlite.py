@@ -20,7 +20,6 @@ class SQLite(Dialect):
     # SQLite's clock has milliseconds. All moments have one shape, so that comparing texts compares moments.
     now = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
     moment_after = "STRFTIME('%%Y-%%m-%%d %%H:%%M:%%f', 'now', PRINTF('%%+.3f seconds', {}))"
-    unix_time = "CAST(STRFTIME('%%s', 'now') AS INTEGER)"
     greatest = "MAX"
     has_one_writer = True
     names_open_transactions = True

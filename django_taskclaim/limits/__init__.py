@@ -297,7 +297,7 @@ class Grant:
         if not most or not wanted:
             return wanted
         running = target.rows.order_by().filter(is_running(target.columns))
-        held = len(target.dialect.first(running, target.table, most, target.columns.key))
+        held = running[:most].count()
         if most - held < wanted:
             self.reached = LimitReached("max_running", limits)
         return max(0, min(wanted, most - held))

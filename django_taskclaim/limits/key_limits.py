@@ -41,7 +41,8 @@ HEADS_AT_ONCE = 50
 class KeyLimit:
     """At most ``most`` rows with one value of ``field`` are processing; rows where it is NULL are not limited.
 
-    With an *order* the rows of a key follow each other in that order: the limit is one of ``serial_by``.
+    With an *order* the rows of a key follow each other in that order: the limit is one of ``serial_by``. It also keeps
+    what one claim has learned of the keys.
     """
 
     def __init__(
@@ -52,6 +53,18 @@ class KeyLimit:
         self.name = field.attname
         #: The states in which nobody works on a row that keeps those behind it back, ``open`` left out.
         self.idle_blocks = [Status.PAUSED, *([Status.FAILED] if failed_blocks else [])]
+        #: How many rows of each key are processing. Counted by value: which values are equal, each database says
+        #: otherwise.
+        self.running: Counter[Any] = Counter()
+        #: The keys whose heads were looked up, and the heads found.
+        self.looked_up: set[Any] = set()
+        self.heads: set[Key] = set()
+
+    def admits(self, key: Key, value: object) -> bool:
+        """Say whether the row, which has this value, may be claimed now."""
+        if value is None:
+            return True
+        return self.running[value] < self.most and (not self.order or key in self.heads)
 
     def full(self, target: ClaimTarget) -> Q:
         """Match rows of keys that have as many rows processing as they may."""
@@ -68,8 +81,15 @@ class KeyLimit:
         rows = target.rows.order_by().filter(blocks, **{f"{self.name}__isnull": False})
         return Q(**{f"{self.name}__in": rows.values(self.name)})
 
-    def heads(self, target: ClaimTarget, values: Sequence[object]) -> list[Key]:
-        """Return, of each of these keys, the first open row, unless one that keeps it back comes before it."""
+    def look_up(self, target: ClaimTarget, values: Sequence[object]) -> set[Key]:
+        """Find, of each of these keys, the first open row, unless one that keeps it back comes before it."""
+        self.looked_up.update(values)
+        parts = (values[n : n + HEADS_AT_ONCE] for n in range(0, len(values), HEADS_AT_ONCE))
+        found = {head for part in parts for head in self._heads_of(target, part)}
+        self.heads |= found
+        return found
+
+    def _heads_of(self, target: ClaimTarget, values: Sequence[object]) -> list[Key]:
         table, columns = target.table, target.columns
         parts: list[SQL] = []
         # The index has the state first, so the first open row and the first that blocks are found apart.
@@ -83,9 +103,9 @@ class KeyLimit:
                 parts.append(sql("SELECT * FROM ({}) {}", bind(first, {"key": key}), name))
         firsts = table.python_keys(target.dialect.fetch(SQL.join(" UNION ALL ", parts)))
         ordered = self._in_order(target, target.rows.filter(pk__in=firsts))
-        fields = [*columns.key, self.field, columns.status]
-        found: dict[Any, list[Any]] = {}
-        for row in target.dialect.first(ordered, table, len(firsts), fields):
+        names = [field.attname for field in (*columns.key, self.field, columns.status)]
+        found: dict[Any, tuple[Any, ...]] = {}
+        for row in ordered.values_list(*names):
             found.setdefault(row[-2], row)
         return [table.key_of(row) for row in found.values() if row[-1] == Status.OPEN]
 
@@ -129,28 +149,21 @@ class KeyChooser:
     def __init__(self, target: ClaimTarget, candidates: Rows, limit: int) -> None:
         self.target, self.candidates = target, candidates
         self.limits = limits_over(target.model)
-        #: How many rows of each key are processing, for each limit. Counted by value: which values are equal, each
-        #: database says otherwise.
-        self._running = [
-            Counter(_running(target).values_list(one.name, flat=True)) for one in self.limits
-        ]
-        #: For each limit the keys whose heads were looked up, and the heads found.
-        self._looked_up: list[set[Any]] = [set() for _ in self.limits]
-        self._heads: list[set[Key]] = [set() for _ in self.limits]
-        self._fields = [*target.columns.key, *(one.field for one in self.limits)]
+        for one in self.limits:
+            one.running.update(_running(target).values_list(one.name, flat=True))
+        self._names = [*(f.attname for f in target.columns.key), *(one.name for one in self.limits)]
         self._size, self._reads = max(READ_AHEAD, 4 * limit), 0
         self._heads_wanted = max(HEADS_AT_ONCE, limit)
-        self._rows: list[list[Any]] = []
-        #: What was chosen, whether it was got or not, with its values: nothing is tried twice.
-        self._tried: dict[Key, list[Any]] = {}
+        #: The values of the limited columns of each row that was read, by the row's key.
+        self._rows: dict[Key, tuple[Any, ...]] = {}
+        #: The same of what was chosen, whether it was got or not: nothing is tried twice.
+        self._tried: dict[Key, tuple[Any, ...]] = {}
 
     def choose(self, wanted: int) -> list[Key]:
         """Return the keys of up to *wanted* rows to claim next; none where there are no more, or enough was read."""
         chosen: list[Key] = []
-        table = self.target.table
         while wanted and not chosen:
-            for row in self._rows:
-                key, values = table.key_of(row), row[len(table.key) :]
+            for key, values in self._rows.items():
                 if len(chosen) < wanted and key not in self._tried and self._admits(key, values):
                     self._tried[key] = values
                     self._add(values, 1)
@@ -165,17 +178,12 @@ class KeyChooser:
             self._add(self._tried[key], -1)
 
     def _admits(self, key: Key, values: Sequence[object]) -> bool:
-        """Say whether the row may be claimed now."""
-        return all(
-            value is None or (running[value] < limit.most and (not limit.order or key in heads))
-            for limit, running, heads, value in zip(
-                self.limits, self._running, self._heads, values, strict=True
-            )
-        )
+        pairs = zip(self.limits, values, strict=True)
+        return all(limit.admits(key, value) for limit, value in pairs)
 
     def _add(self, values: Sequence[object], number: int) -> None:
-        for running, value in zip(self._running, values, strict=True):
-            running[value] += number
+        for limit, value in zip(self.limits, values, strict=True):
+            limit.running[value] += number
 
     def _read(self) -> bool:
         """Read the first candidates, and the heads of their keys; False where there are no more, or enough was read."""
@@ -185,38 +193,31 @@ class KeyChooser:
         if self._reads:
             rows = rows.exclude(pk__in=[*self._tried])
             is_last = self._reads + 1 == MOST_READS
-            for limit, seen in zip(self.limits, self._looked_up, strict=True):
+            for limit in self.limits:
                 # What this claim has taken is processing by now. At last only keys count that nothing keeps back.
                 full = (limit.keeps_back if is_last else limit.full)(self.target)
-                rows = rows.exclude(full).exclude(**{f"{limit.name}__in": seen})
+                rows = rows.exclude(full).exclude(**{f"{limit.name}__in": limit.looked_up})
         self._rows = self._first(rows)
         self._reads = self._reads + 1 if self._rows else MOST_READS
-        for n, limit in enumerate(self.limits):
+        for place, limit in enumerate(self.limits):
             if limit.order:
-                self._look_up(n, limit)
+                self._look_up(limit, dict.fromkeys(v[place] for v in self._rows.values()))
         return bool(self._rows)
 
-    def _look_up(self, n: int, limit: KeyLimit) -> None:
+    def _look_up(self, limit: KeyLimit, seen: Iterable[object]) -> None:
         """Find the heads of the first keys among the rows that were read."""
-        place, running = n - len(self.limits), self._running[n]
-        seen = dict.fromkeys(row[place] for row in self._rows)
-        values = [one for one in seen if one is not None and not running[one]]
+        values = [one for one in seen if one is not None and not limit.running[one]]
         if self._reads == 1:
             # Nearly always these are enough.
             values = values[: self._heads_wanted]
-        self._looked_up[n].update(values)
-        found = {
-            head
-            for start in range(0, len(values), HEADS_AT_ONCE)
-            for head in limit.heads(self.target, values[start : start + HEADS_AT_ONCE])
-        }
-        self._heads[n] |= found
         # A row that waited for its retry may stand far behind others of its key.
-        if elsewhere := found.difference(map(self.target.table.key_of, self._rows)):
-            self._rows += self._first(self.candidates.filter(pk__in=elsewhere))
+        if elsewhere := limit.look_up(self.target, values) - self._rows.keys():
+            self._rows |= self._first(self.candidates.filter(pk__in=elsewhere))
 
-    def _first(self, rows: Rows) -> list[list[Any]]:
-        return self.target.dialect.first(rows, self.target.table, self._size, self._fields)
+    def _first(self, rows: Rows) -> dict[Key, tuple[Any, ...]]:
+        table = self.target.table
+        found = rows.values_list(*self._names)[: self._size]
+        return {table.key_of(row): row[len(table.key) :] for row in found}
 
 
 # Which limits a model has

@@ -18,7 +18,8 @@ from django.db import OperationalError, models
 from django_taskclaim import conf
 from django_taskclaim.claim import Claim, attach, carried_claims, checked_name, clock, new_holder
 from django_taskclaim.connecting import TROUBLE
-from django_taskclaim.db import ClaimedRow, ClaimStatement, SwitchIsOn
+from django_taskclaim.db import SwitchIsOn
+from django_taskclaim.db.base import ClaimedRow, ClaimStatement
 from django_taskclaim.db.sql import Key
 from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, AnyField, is_quarantine_mark
 from django_taskclaim.limits import Grant, LimitReached, known, stops_of

@@ -172,7 +172,8 @@ class Reaper:
         The next one follows soon, and at the latest when rows that had expired by the first can be put back.
         """
         target = ClaimTarget.of(self.model, self.using)
-        moment, renewal = target.dialect.writable_at(target.table), self._renewal_interval()
+        target.dialect.wait_to_write(target.table)
+        moment, renewal = target.dialect.current_time(), self._renewal_interval()
         since, self._answered = self._answered, clock()
         if self._readings:
             # One long silence counts for at most half of the time in which living workers renew.

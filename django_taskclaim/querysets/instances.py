@@ -13,7 +13,7 @@ from django.db.models.sql.where import WhereNode
 
 from django_taskclaim.claim import ATTRIBUTE, LOADED, UNCHANGED, Claim, attach
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db import ClaimedRow
+from django_taskclaim.db.base import ClaimedRow
 from django_taskclaim.fields import is_quarantine_mark
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, in_policy_order, is_running

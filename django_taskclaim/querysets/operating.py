@@ -86,7 +86,7 @@ def in_chunks(
     refuse_unclaimable(queryset)
     vars(queryset)["_for_write"] = True
     target = ClaimTarget.of(queryset.model, queryset.db)
-    dialect, table, key = target.dialect, target.table, target.columns.key
+    table = target.table
     rows = on_claim_table(queryset, target).filter(verb.condition(target))
     condition = table.where_of(rows)
     if condition is None:
@@ -96,12 +96,12 @@ def in_chunks(
         matching = both(table.keyed(keys), table.beside_key(condition))
         return in_transaction(target, _write_chunk, target, matching, verb)
 
-    left = rows = rows.order_by(*[field.attname for field in key])
+    left = rows = rows.order_by(*[field.attname for field in target.columns.key])
     total = 0
     while limit is None or total < limit:
-        most = min(conf.setting("CHUNK_SIZE"), dialect.chunk_size(table))
+        most = min(conf.setting("CHUNK_SIZE"), target.dialect.chunk_size(table))
         size = most if limit is None else min(most, limit - total)
-        keys = table.keys_of(dialect.first(left, table, size, key))
+        keys = list(left.values_list("pk", flat=True)[:size])
         for written in send_around(target, keys, write):
             total += written
         if progress is not None:

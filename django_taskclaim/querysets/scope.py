@@ -11,7 +11,8 @@ from django.db.models import Q
 from django.db.models.query import ModelIterable
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
-from django_taskclaim.db import ClaimStatement, DatabaseNow, Dialect, dialect_for
+from django_taskclaim.db import DatabaseNow, dialect_for
+from django_taskclaim.db.base import ClaimStatement, Dialect
 from django_taskclaim.db.sql import SQL, KeyTable, Table
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED
 from django_taskclaim.policy import policy_for
@@ -137,7 +138,7 @@ class ClaimTarget(Target):
     def is_writable(self) -> bool:
         """Say whether the database takes writes of the table now; asks it to write no row."""
         try:
-            self.dialect.writable_at(self.table)
+            self.dialect.wait_to_write(self.table)
         except DatabaseError:
             return False
         return True

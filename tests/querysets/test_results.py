@@ -11,7 +11,7 @@ from django.db import DatabaseError, DataError, connection, transaction
 from django.db.models import F, Value
 from django.utils import timezone
 
-from django_taskclaim.db import Dialect
+from django_taskclaim.db.base import Dialect
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost
 from tests.factories import make
 from tests.querysets.models import AnyTypeField, EveryField, Labelled, Narrow

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from django.core.checks import CheckMessage
 from django.db import NotSupportedError, OperationalError, transaction
 
-from django_taskclaim.db import Dialect
+from django_taskclaim.db.base import Dialect
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
 from django_taskclaim.states import Status
 
