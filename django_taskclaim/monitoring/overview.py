@@ -16,7 +16,7 @@ from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, as_utc, is_quarantine_mark
 from django_taskclaim.limits import ModelLimits, Stops, stops_among
 from django_taskclaim.models import Switch, WorkerProcess
-from django_taskclaim.monitoring.counts import MOST, count_rows
+from django_taskclaim.monitoring.counts import MOST, RowCounts, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.scope import is_due, is_expired, is_running, never_waited
 from django_taskclaim.states import WORKER_MARK, Status
@@ -50,8 +50,11 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """How far one model's rows have got at the moment ``now``, and what stops or limits claims; moments are in UTC."""
+class Overview:
+    """The state of one model's rows at the moment ``now``, and what stops or limits claims; moments are in UTC.
+
+    Where ``open`` is among the estimated states, ``due`` is an estimate as well.
+    """
 
     model: type[models.Model]
     alias: str
@@ -71,6 +74,18 @@ class Summary:
     switch: Switch | None = None
     #: The worker processes that serve this model, the living first.
     workers: list[WorkerProcess] = field(default_factory=list)
+    due: int = 0
+    #: Since when the oldest due row is due: its waiting time is over, or it was created, where ``created_column`` says
+    #: so. None where no row is due, or nothing says since when.
+    due_since: datetime | None = None
+    #: When the first of the waiting rows becomes due.
+    next_due: datetime | None = None
+    #: Ranges of keys among which rows may still be committed.
+    open_ended: int = 0
+    #: Who holds rows, and whose leases have ended; empty where the holders were not asked for.
+    expired: int = 0
+    expired_since: datetime | None = None
+    holders: list[Holder] = field(default_factory=list)
 
     @property
     def stopped_by(self) -> Throttle | None:
@@ -91,26 +106,6 @@ class Summary:
         """The worker processes that are alive."""
         return [worker for worker in self.workers if worker.alive]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overview(Summary):
-    """The state of one model's rows, with what is due and who holds rows.
-
-    Where ``open`` is among the estimated states, ``due`` is an estimate as well.
-    """
-
-    due: int
-    #: Since when the oldest due row is due: its waiting time is over, or it was created, where ``created_column`` says
-    #: so. None where no row is due, or nothing says since when.
-    due_since: datetime | None
-    #: When the first of the waiting rows becomes due.
-    next_due: datetime | None
-    #: Ranges of keys among which rows may still be committed.
-    open_ended: int
-    expired: int
-    expired_since: datetime | None
-    holders: list[Holder]
-
     @property
     def waiting(self) -> int:
         """Open rows that are not due yet; rows may be added between the two counts."""
@@ -127,49 +122,38 @@ def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Ov
 
     Unless it must be *exact*, a large table is not read: its ``estimated`` states are, counted in part and estimated.
     """
-    (facts,) = _facts([model], alias, exact=exact)
-    rows: Any = ClaimQuerySet(model, using=alias)
-    opened, beyond = rows.open(), 0
-    if Status.OPEN in facts["estimated"]:
-        # The first in the order of the claim index; many due ones stand for all that follow.
-        opened = opened.order_by(*claim_columns(model).order)[:MOST]
-        beyond = max(0, facts["progress"].open - MOST)
-    waiting = _waiting(opened, model, facts["now"])
-    due = waiting.pop("due") + beyond
-    return Overview(**facts, **waiting, **_running(rows, claim_columns(model)), due=due)
+    return next(overviews([model], alias, exact=exact, holders=True))
 
 
-def summaries(of: Sequence[type[models.Model]], alias: str) -> Iterator[Summary]:
-    """Yield how far each of the models has got; what stops and who serves them is asked once for all."""
-    return (Summary(**facts) for facts in _facts(of, alias, exact=False))
-
-
-def _facts(
-    of: Sequence[type[models.Model]], alias: str, *, exact: bool
-) -> Iterator[dict[str, Any]]:
-    """Yield what a ``Summary`` has of each of the models."""
+def overviews(
+    of: Sequence[type[models.Model]], alias: str, *, exact: bool = False, holders: bool = False
+) -> Iterator[Overview]:
+    """Yield what is going on with each of the models; what stops and who serves them is asked once for all."""
     now = database_time(alias)
     scopes = {scope for model in of for scope in stop_scopes(model)}
     switches = {row.scope: row for row in Switch.objects.using(alias).filter(scope__in=scopes)}
     known = workers(alias, now)
     for model in of:
+        rows: Any = ClaimQuerySet(model, using=alias)
         counts = count_rows(model, alias, exact=exact)
         stops = stops_among(switches, model, now)
         pause = next(iter(stops.pauses), None)
         running = counts.progress.processing if pause else 0
-        yield {
-            "model": model,
-            "alias": alias,
-            "now": now,
-            "progress": counts.progress,
-            "estimated": counts.estimated,
-            "pause": pause,
-            "is_finishing": running > 0 and _workers_hold(model, alias),
-            "throttles": _throttles(scope_of(model), known, stops, now),
-            "limits": stops.limits,
-            "switch": switches.get(scope_of(model)),
-            "workers": [worker for worker in known if worker.serves(model)],
-        }
+        yield Overview(
+            model=model,
+            alias=alias,
+            now=now,
+            progress=counts.progress,
+            estimated=counts.estimated,
+            pause=pause,
+            is_finishing=running > 0 and _workers_hold(model, alias),
+            throttles=_throttles(scope_of(model), known, stops, now),
+            limits=stops.limits,
+            switch=switches.get(scope_of(model)),
+            workers=[worker for worker in known if worker.serves(model)],
+            **_waiting(rows.open(), counts, now),
+            **(_running(rows, claim_columns(model)) if holders else {}),
+        )
 
 
 def _workers_hold(model: type[models.Model], alias: str) -> bool:
@@ -234,9 +218,14 @@ def seconds_due(row: models.Model) -> float | None:
     return max(0.0, (as_utc(claimed_at) - as_utc(since)).total_seconds())
 
 
-def _waiting(opened: Any, model: type[models.Model], now: datetime) -> dict[str, Any]:
+def _waiting(opened: Any, counts: RowCounts, now: datetime) -> dict[str, Any]:
     """Return which of the open rows are due, since when, and when the next will be."""
+    model, beyond = opened.model, 0
     columns, created = claim_columns(model), created_column(model)
+    if Status.OPEN in counts.estimated:
+        # The first in the order of the claim index; many due ones stand for all that follow.
+        opened = opened.order_by(*columns.order)[:MOST]
+        beyond = max(0, counts.progress.open - MOST)
     status = columns.status.name
     asked: dict[str, Any] = {"due": Count(status)}
     if created is not None:
@@ -252,7 +241,7 @@ def _waiting(opened: Any, model: type[models.Model], now: datetime) -> dict[str,
     found = opened.aggregate(**asked)
     since = [as_utc(found[name]) for name in ("created", "waited") if found.get(name)]
     return {
-        "due": found["due"],
+        "due": found["due"] + beyond,
         "due_since": min(since, default=None),
         "next_due": as_utc(found["next"]) if found.get("next") else None,
         "open_ended": found.get("open_ended", 0) if has_ranges(model) else 0,

@@ -32,13 +32,7 @@ from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.monitoring.overview import (
-    Holder,
-    Overview,
-    Summary,
-    overview,
-    summaries,
-)
+from django_taskclaim.monitoring.overview import Holder, Overview, overview, overviews
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets import Progress
@@ -153,12 +147,12 @@ class Summaries:
     """What was read for the overview; a model is missing whose database did not answer in time."""
 
     as_of: datetime
-    known: dict[type[models.Model], Summary] = field(default_factory=dict)
+    known: dict[type[models.Model], Overview] = field(default_factory=dict)
     is_late: bool = False
 
     def read(self, of: list[type[models.Model]], alias: str) -> bool:
         """Read the models of one database."""
-        self.known.update((seen.model, seen) for seen in summaries(of, alias))
+        self.known.update((seen.model, seen) for seen in overviews(of, alias))
         return True
 
 
@@ -184,7 +178,7 @@ class State(NamedTuple):
     sentence: str
 
 
-def state_of(seen: Summary | None) -> State:
+def state_of(seen: Overview | None) -> State:
     """Return the state of a model's claims; None means that it was not read."""
     if seen is None:
         late = _("The database has not answered in time yet.")

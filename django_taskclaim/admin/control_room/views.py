@@ -44,7 +44,7 @@ from django_taskclaim.control.models import is_on
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.monitoring.overview import Summary, database_time, workers
+from django_taskclaim.monitoring.overview import Overview, database_time, workers
 from django_taskclaim.switch import claimable_models
 from django_taskclaim.templatetags.taskclaim import number
 
@@ -237,7 +237,7 @@ class ModelPage(OverviewPage):
 
     # What it shows
 
-    def line(self, seen: Summary | None) -> dict[str, Any]:
+    def line(self, seen: Overview | None) -> dict[str, Any]:
         """Return what the overview shows of the model."""
         return {
             "page": self,
