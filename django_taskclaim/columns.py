@@ -102,6 +102,9 @@ class ClaimColumns(KeyColumns):
         super().__init__(owner)
         for role in PLAIN_NAMES:
             setattr(self, role, columns[role])
+        # Those that make the rows ranges of keys go by their own names.
+        for field in range_columns(owner):
+            setattr(self, field.name, field)
 
     @cached_property
     def guarded(self) -> list[AnyField]:

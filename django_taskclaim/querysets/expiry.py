@@ -14,7 +14,6 @@ from django.db.models import Q
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.sql import Change
 from django_taskclaim.fields import QUARANTINED, is_quarantine_mark, is_unstarted_mark
 from django_taskclaim.formatting import counted
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
@@ -54,50 +53,38 @@ OUTCOMES: dict[str, tuple[str, Columns]] = {
 
 @dataclass(frozen=True)
 class ReleaseExpired(BulkVerb):
-    """Puts back, or fails, rows whose lease has ended, by the *cutoff* if there is one.
-
-    Each row is judged by what was read under the lock. Then those with the same outcome are written together.
-    """
+    """Puts back, or fails, rows whose lease has ended, by the *cutoff* if there is one."""
 
     cutoff: datetime | None = None
 
     def condition(self, target: ClaimTarget) -> Q:
         return is_expired(target.columns, self.cutoff)
 
-    def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
-        by_outcome: dict[str, list[LockedRow]] = {}
-        for row in rows:
-            by_outcome.setdefault(_outcome(target, row), []).append(row)
-        return sum(_write(target, outcome, same) for outcome, same in by_outcome.items())
+    def outcome(self, target: ClaimTarget, row: LockedRow) -> str:
+        """Say what an expired claim makes of its row: ``uncharged``, ``charged``, ``quarantined`` or ``failed``."""
+        if WORKER_MARK not in (row.claimed_by or "") or is_unstarted_mark(row.not_before):
+            return "uncharged"
+        if row.tried + 1 < policy_for(target.model).max_attempts:
+            return "charged"
+        if target.columns.not_before is None or is_quarantine_mark(row.not_before):
+            return "failed"
+        return "quarantined"
 
-
-def _outcome(target: ClaimTarget, row: LockedRow) -> str:
-    """Say what an expired claim makes of its row: ``uncharged``, ``charged``, ``quarantined`` or ``failed``."""
-    if WORKER_MARK not in (row.claimed_by or "") or is_unstarted_mark(row.not_before):
-        return "uncharged"
-    if row.tried + 1 < policy_for(target.model).max_attempts:
-        return "charged"
-    if target.columns.not_before is None or is_quarantine_mark(row.not_before):
-        return "failed"
-    return "quarantined"
-
-
-def _write(target: ClaimTarget, outcome: str, rows: list[LockedRow]) -> int:
-    keys, (words, sets) = [row.key for row in rows], OUTCOMES[outcome]
-    condition = is_expired(target.columns)
-    written = write_locked(target, keys, condition, Change(target.setting(sets)))
-    if not written:
-        return 0
-    model, holders = target.model, [row.claimed_by for row in rows]
-    facts = {"keys": keys, "outcome": outcome, "holders": holders}
-    send_after_commit(rows_expired, model, target.alias, **facts)
-    what = counted(written, "row"), model._meta.label, words
-    level = logging.ERROR if outcome == "failed" else logging.WARNING
-    extra = {"event": "expired", "outcome": outcome, "model": model._meta.label, "rows": written}
-    extra["keys"] = [str(key) for key in keys]
-    log = partial(logger.log, level, "%s of %s expired: %s", *what, extra=extra)
-    after_commit(target.alias, log)
-    return written
+    def write(self, target: ClaimTarget, rows: list[LockedRow], outcome: str) -> int:
+        keys, (words, sets) = [row.key for row in rows], OUTCOMES[outcome]
+        written = write_locked(target, keys, is_expired(target.columns), sets)
+        if not written:
+            return 0
+        holders, label = [row.claimed_by for row in rows], target.model._meta.label
+        facts: dict[str, object] = {"keys": keys, "outcome": outcome, "holders": holders}
+        send_after_commit(rows_expired, target.model, target.alias, **facts)
+        level = logging.ERROR if outcome == "failed" else logging.WARNING
+        what = counted(written, "row"), label, words
+        extra = {"event": "expired", "outcome": outcome, "model": label, "rows": written}
+        extra["keys"] = [str(key) for key in keys]
+        log = partial(logger.log, level, "%s of %s expired: %s", *what, extra=extra)
+        after_commit(target.alias, log)
+        return written
 
 
 # Looking again and again

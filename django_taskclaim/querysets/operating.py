@@ -15,7 +15,7 @@ from django_taskclaim.claim import checked_name
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.db.notify import call_workers
-from django_taskclaim.db.sql import SKIP, SQL, Change, Key, both, sql
+from django_taskclaim.db.sql import SKIP, SQL, Change, Key, both
 from django_taskclaim.error_text import text_to_store
 from django_taskclaim.fields import NEVER_WAITED
 from django_taskclaim.policy import policy_for
@@ -55,10 +55,11 @@ class LockedRow(NamedTuple):
     """One row as it was read under the lock."""
 
     key: Key
+    status: str
     claimed_by: str | None
-    not_before: datetime | None
     #: How many tries have failed; a model without ``attempts`` counts how often the row was put back.
     tried: int
+    not_before: datetime | None = None
 
 
 class BulkVerb:
@@ -68,7 +69,11 @@ class BulkVerb:
         """Return which rows it is about."""
         raise NotImplementedError
 
-    def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
+    def outcome(self, target: ClaimTarget, row: LockedRow) -> str:
+        """Return what becomes of a row, as it was read under the lock; rows with one outcome are written together."""
+        return ""
+
+    def write(self, target: ClaimTarget, rows: list[LockedRow], outcome: str) -> int:
         """Write rows that the open transaction has locked, repeating the condition, and return how many it wrote."""
         raise NotImplementedError
 
@@ -117,16 +122,16 @@ def _write_chunk(target: ClaimTarget, matching: SQL, verb: BulkVerb) -> int:
     columns, table = target.columns, target.table
     tried = columns.attempts or columns.iteration
     waits = [] if columns.not_before is None else [columns.not_before]
-    fields, width = [*columns.key, columns.claimed_by, *waits, tried], len(columns.key)
-    locked = [
-        LockedRow(table.key_of(row), row[width], row[-2] if waits else None, row[-1])
-        for row in target.dialect.select(table, fields, matching, SKIP)
-    ]
-    return verb.write(target, locked) if locked else 0
+    fields = [*columns.key, columns.status, columns.claimed_by, tried, *waits]
+    by_outcome: dict[str, list[LockedRow]] = {}
+    for values in target.dialect.select(table, fields, matching, SKIP):
+        row = LockedRow(table.key_of(values), *values[len(table.key) :])
+        by_outcome.setdefault(verb.outcome(target, row), []).append(row)
+    return sum(verb.write(target, rows, outcome) for outcome, rows in by_outcome.items())
 
 
 def write_locked(
-    target: ClaimTarget, keys: Sequence[Key], condition: Q, change: Change | None
+    target: ClaimTarget, keys: Sequence[Key], condition: Q, sets: Columns | None
 ) -> int:
     """Write, or delete (None), a chunk of rows that this transaction has locked, and return how many.
 
@@ -134,6 +139,7 @@ def write_locked(
     """
     repeated = target.table.where_of(target.rows.order_by().filter(condition))
     assert repeated is not None, "rows were found by it"
+    change = None if sets is None else Change(target.setting(sets))
     return target.dialect.write(target.table, keys, change, target.table.beside_key(repeated))
 
 
@@ -147,9 +153,7 @@ class StateChange(BulkVerb):
     #: How signals and the audit name it.
     act: str
     states: Sequence[Status]
-    #: What becomes of a row, beside what ``more`` returns.
     sets: Columns
-    more: Callable[[ClaimTarget], Sequence[SQL]] = lambda _: ()
     #: Whether workers find rows to claim afterwards.
     opens: bool = False
     #: Rows of this holder stay as they are.
@@ -164,18 +168,15 @@ class StateChange(BulkVerb):
         found, name = in_state(columns, *self.states), self.except_held_by
         return found & ~Q(**{columns.claimed_by.name: name}) if name else found
 
-    def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
-        keys, more, condition = [row.key for row in rows], self.more(target), self.condition(target)
+    def write(self, target: ClaimTarget, rows: list[LockedRow], outcome: str) -> int:
+        keys, sets = [row.key for row in rows], {**self.sets, **_RESETS.get(outcome, {})}
+        write = partial(write_locked, target, keys, self.condition(target))
 
-        def write_as(*error: str) -> int:
-            sets = {**self.sets, **dict(zip(("error_class", "last_error"), error, strict=False))}
-            return write_locked(target, keys, condition, Change([*more, *target.setting(sets)]))
+        def write_as(name: str, text: str) -> int:
+            return in_transaction(target, write, {**sets, "error_class": name, "last_error": text})
 
-        if self.error is None:
-            written = write_as()
-        else:
-            # The text is tried here: a text that no row can store must not be taken for rows that are refused.
-            written = store_text(partial(in_transaction, target, write_as), self.error, OPERATOR)
+        # The text is tried here: a text that no row can store must not be taken for rows that are refused.
+        written = write(sets) if self.error is None else store_text(write_as, self.error, OPERATOR)
         if written:
             facts = {"keys": keys, "act": self.act, **self.facts}
             send_after_commit(rows_acted_on, target.model, target.alias, **facts)
@@ -196,33 +197,33 @@ def _states(*always: Status, complete: bool, running: bool) -> list[Status]:
     return [*always, *[status for status, is_named in named.items() if is_named]]
 
 
+#: What a reset makes of rows beside, by outcome.
+_RESETS: dict[str, Columns] = {
+    "due": {"not_before": NEVER_WAITED},
+    "from the start": {"not_before": NEVER_WAITED, "checkpoint": None, "rows_done": 0},
+}
+
+
+class Reset(StateChange):
+    """Makes rows as good as new, but for their iteration."""
+
+    def outcome(self, target: ClaimTarget, row: LockedRow) -> str:
+        """A complete range begins again, any other goes on behind what was committed.
+
+        A range that nobody has held yet may wait for rows that are committed late.
+        """
+        if not has_ranges(target.columns.owner):
+            return "due"
+        if row.status == Status.COMPLETE:
+            return "from the start"
+        return "waits" if row.claimed_by is None else "due"
+
+
 def reset(*, complete: bool, running: bool) -> StateChange:
-    """Return what makes rows as good as new, but for their iteration."""
+    """Return the reset of failed rows, and of those in the states that are named."""
     states = _states(Status.FAILED, complete=complete, running=running)
     sets = {**AS_NEW, "completed_at": None, **OPEN_AGAIN}
-    return StateChange(act="reset", states=states, sets=sets, more=_from_the_start, opens=True)
-
-
-def _from_the_start(target: ClaimTarget) -> list[SQL]:
-    """Return what makes a row due; a complete range begins again, any other goes on behind what was committed.
-
-    A range that nobody has held yet may wait for rows that are committed late.
-    """
-    table, owner, waiting = target.table, target.columns.owner, target.columns.not_before
-    if not has_ranges(owner):
-        return target.setting({"not_before": NEVER_WAITED})
-    was_held = SQL(f"{table.holder} IS NOT NULL")
-    complete = table.in_state(Status.COMPLETE)
-    changes: list[tuple[Any, SQL, SQL]] = [
-        (owner._meta.get_field("checkpoint"), complete, SQL("NULL")),
-        (owner._meta.get_field("rows_done"), complete, SQL("0")),
-    ]
-    if waiting is not None:
-        changes.append((waiting, was_held, table.bound(waiting, NEVER_WAITED)))
-    return [
-        table.assign(field, sql("CASE WHEN {} THEN {} ELSE {} END", when, to, table.column(field)))
-        for field, when, to in changes
-    ]
+    return Reset(act="reset", states=states, sets=sets, opens=True)
 
 
 def fail_rows(error: BaseException | str, *, complete: bool, running: bool) -> StateChange:
@@ -314,7 +315,7 @@ class Prune(BulkVerb):
         last = target.rows.aggregate(last=Max("position"))["last"]
         return found if last is None else found & Q(position__lt=last)
 
-    def write(self, target: ClaimTarget, rows: list[LockedRow]) -> int:
+    def write(self, target: ClaimTarget, rows: list[LockedRow], outcome: str) -> int:
         keys, condition = [row.key for row in rows], self.condition(target)
         # Where a statement with many keys might wait for rows that others have locked, rows are deleted one by one.
         parts = [[key] for key in keys] if target.dialect.walks_small_tables else [keys]

@@ -225,11 +225,11 @@ FAULTS = {
     10: [
         fault(
             "A row that kills its worker every time never fails.",
-            (EXPIRY, 'return "failed"\n    return', 'return "quarantined"\n    return'),
+            (EXPIRY, 'return "failed"\n        return', 'return "quarantined"\n        return'),
         ),
         fault(
             "A crash on the last try fails all rows that the process held, begun or not.",
-            (EXPIRY, '\n    return "quarantined"', '\n    return "failed"'),
+            (EXPIRY, '\n        return "quarantined"', '\n        return "failed"'),
         ),
     ],
     11: [
