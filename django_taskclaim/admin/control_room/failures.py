@@ -92,6 +92,12 @@ class Group:
         return ": ".join(filter(None, [self.error, self.message]))
 
     @property
+    def name(self) -> str:
+        """What the record of a retry calls it."""
+        name = _("group %(group)s") % {"group": self.id}
+        return ", ".join(filter(None, [self.error, name]))
+
+    @property
     def short_error(self) -> str:
         """The class without its module."""
         return self.error.rpartition(".")[2]

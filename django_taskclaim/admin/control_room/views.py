@@ -3,7 +3,7 @@
 A GET only shows; a POST acts.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,16 +12,12 @@ from django.contrib import messages
 from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
 from django.db import Error, models, router
-from django.http import (
-    Http404,
-    HttpRequest,
-    HttpResponse,
-    HttpResponseRedirect,
-)
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
@@ -43,8 +39,7 @@ from django_taskclaim.control.commands import models_of, rows_held_by, send_comm
 from django_taskclaim.control.models import is_on
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
-from django_taskclaim.models import WorkerProcess
-from django_taskclaim.monitoring.overview import Overview, database_time, workers
+from django_taskclaim.monitoring.overview import Overview, workers
 from django_taskclaim.switch import claimable_models
 from django_taskclaim.templatetags.taskclaim import number
 
@@ -107,6 +102,9 @@ class OverviewPage:
         name, needed = self.views[page]
         if needed and not self.may(needed, request):
             raise PermissionDenied
+        if name in ("settings", "export") and request.method != "POST":
+            # The login form leads here when a form was sent after the session had ended.
+            return self.back(request)
         response: HttpResponseBase = getattr(self, name)(request, page)
         return response
 
@@ -295,44 +293,31 @@ class ModelPage(OverviewPage):
             return self.back(request)
 
         def run(answer: Answer) -> HttpResponseBase:
-            if not worker.alive and action is GIVE_BACK:
-                return self._release_all(request, worker, answer["reason"])
-            facts: dict[str, Any] = {"by": request.user, "using": self.alias, **answer}
-            told = _("The worker process %(worker)s has been told.") % {"worker": worker.name}
-            return self.attempt(
-                request, partial(send_command, worker.name, action.name, **facts), told
-            )
+            if worker.alive or action is not GIVE_BACK:
+                facts: dict[str, Any] = {"by": request.user, "using": self.alias, **answer}
+                told = _("The worker process %(worker)s has been told.") % {"worker": name}
+                return self.attempt(request, partial(send_command, name, page, **facts), told)
+            # It would obey no command.
+            reason = " – ".join(filter(None, [name, answer["reason"]]))
+            for model in tables_of(worker):
+                rows = rows_held_by(worker, model, self.alias)
+                model_admin = ModelPage(self.site, model).model_admin
+                run_action(request, RELEASE, rows, model_admin=model_admin, reason=reason)
+            return self.back(request)
 
         return self.ask(
             request,
             # A worker may serve models that this user may not operate on.
             allowed=worker.serves(self.model)
             and all(ModelPage(self.site, one).may("operate", request) for one in models_of(worker)),
-            title=f"{capfirst(str(action.label))}: {worker.name}",
+            title=f"{capfirst(str(action.label))}: {name}",
             sentence=str(action.sentence),
             form=forms.ReasonForm,
             run=run,
         )
 
-    def _release_all(
-        self, request: HttpRequest, worker: WorkerProcess, reason: str
-    ) -> HttpResponseBase:
-        """Release all rows of a silent process: it would obey no command."""
-        for model in tables_of(worker):
-            run_action(
-                request,
-                RELEASE,
-                rows_held_by(worker, model, self.alias),
-                model_admin=ModelPage(self.site, model).model_admin,
-                reason=" – ".join(filter(None, [worker.name, reason])),
-            )
-        return self.back(request)
-
     def settings(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Set the overrides that were changed, or show the form again with its errors."""
-        if request.method != "POST":
-            # The login form leads here when a form was sent after the session had ended.
-            return self.back(request)
         form = forms.SettingsForm(self.model, request.POST)
         if not form.is_valid():
             return self.show(request, form=form)
@@ -345,51 +330,44 @@ class ModelPage(OverviewPage):
 
     def retry(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then reset failed rows of the group: all, or the ten that failed last."""
-        rows, wanted = self.rows(request), request.GET.get("group", "")
-        failed = snapshot.in_time(
-            self.alias, lambda: failures.sample(rows, database_time(self.alias))
-        )
+        rows, wanted = claims_of(self.rows(request)), request.GET.get("group", "")
+        read = partial(failures.sample, rows, timezone.now())
+        failed = snapshot.in_time(self.alias, read)
         group = next((one for one in failed.groups if one.id == wanted), None) if failed else None
         if failed is None or group is None:
             late = _("Nothing was changed: the database did not answer in time.")
             gone = _("Nothing was changed: no row has failed like this lately.")
             messages.warning(request, gone if failed else late)
             return self.back(request)
-        more = "+" if failed.capped else ""
+
+        def run(answer: Answer) -> HttpResponseBase:
+            first = [[failure.key for failure in group.failures[: forms.FIRST]]]
+            size = int(conf.setting("CHUNK_SIZE"))
+            is_over = run_action(
+                request,
+                RESET,
+                rows,
+                model_admin=self.model_admin,
+                keys=first if answer["first"] else failures.keys_like(rows, group, size),
+                reason=f"{group.name} – {answer['reason']}".removesuffix(" – "),
+            )
+            # If the time was up, the page asks again, for the rest.
+            return self.back(request) if is_over else redirect(request.get_full_path())
+
+        sentence = _(
+            "Every failed row of %(name)s that failed like this is opened again, with all its tries."
+        )
         return self.ask(
             request,
             title=_("Retry the failed rows of this group"),
-            sentence=_(
-                "Every failed row of %(name)s that failed like this is opened again, with all its tries."
-            )
-            % {"name": self.name},
-            facts=[f"{number(group.all)}{more} × {group.kind}"],
+            sentence=sentence % {"name": self.name},
+            facts=[f"{number(group.all)}{'+' if failed.capped else ''} × {group.kind}"],
             form=forms.RetryForm,
-            run=partial(self._retry, request, group),
+            run=run,
         )
-
-    def _retry(self, request: HttpRequest, group: failures.Group, answer: Answer) -> HttpResponse:
-        """Reset rows of the group; if the time was up, answer with the page that offers the rest."""
-        rows = claims_of(self.rows(request))
-        keys: Iterable[list[Any]] = failures.keys_like(rows, group, int(conf.setting("CHUNK_SIZE")))
-        if answer["first"]:
-            keys = [[failure.key for failure in group.failures[: forms.FIRST]]]
-        name = _("group %(group)s") % {"group": group.id}
-        which = ", ".join(filter(None, [group.error, name]))
-        is_over = run_action(
-            request,
-            RESET,
-            rows,
-            model_admin=self.model_admin,
-            keys=keys,
-            reason=" – ".join(filter(None, [which, answer["reason"]])),
-        )
-        return self.back(request) if is_over else redirect(request.get_full_path())
 
     def export(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Answer with the latest failed rows as CSV, all or those of a group, and record that somebody has them."""
-        if request.method != "POST":
-            return self.back(request)
         group = request.POST.get("group", "")
         # It names the file, and stands in the record.
         if group and not (group.isascii() and group.isalnum()):
