@@ -32,50 +32,40 @@ def missing_tables(model: type[models.Model], alias: str) -> Iterator[checks.Che
 
     Raises the error of a database that does not answer.
     """
-    for at, needed in _needed(model, alias).items():
+    # One command may make several tables; the first one is named.
+    found: dict[str, str] = {}
+    for one, at in _needed(model, alias):
         connection = connections[at]
         connection.ensure_connection()
-        # One command may make several tables; the first one is named.
-        found: dict[str, str] = {}
-        for one in needed:
-            # SQLite's transaction may wait for a writer. Inside the caller's an error would spoil what comes after it.
-            block = nullcontext() if no_transaction(connection) else transaction.atomic(using=at)
-            try:
-                with block, connection.cursor() as cursor:
-                    cursor.execute(_reads_nothing(one, at), ())
-            except DatabaseError as error:
-                if meaning_of(error) is not Meaning.REFUSAL:
-                    raise
-                text = f"The table {real_name(one._meta.db_table)} on {at!r} cannot be read"
-                found.setdefault(_how_to_make(one, at), f"{text}: {first_line(error)}.")
-        yield from (checks.Error(text, command) for command, text in found.items())
+        # SQLite's transaction may wait for a writer. Inside the caller's an error would spoil what comes after it.
+        block = nullcontext() if no_transaction(connection) else transaction.atomic(using=at)
+        try:
+            with block:
+                list(models.QuerySet(one, using=at).extra(where=["1 = 0"]).order_by())
+        except DatabaseError as error:
+            if meaning_of(error) is not Meaning.REFUSAL:
+                raise
+            text = f"The table {real_name(one._meta.db_table)} on {at!r} cannot be read"
+            found.setdefault(_how_to_make(one, at), f"{text}: {first_line(error)}.")
+    yield from (checks.Error(text, command) for command, text in found.items())
 
 
-def _reads_nothing(model: type[models.Model], alias: str) -> str:
-    """Return a statement that names every column of the model's own table, and finds no row."""
-    quote, meta = connections[alias].ops.quote_name, model._meta
-    table = quote(meta.db_table)
-    # With the table before it, no database takes the name of a column that is not there for a text.
-    columns = [quote(one.column) for one in meta.local_concrete_fields if one.column]
-    return f"SELECT {', '.join(f'{table}.{name}' for name in columns)} FROM {table} WHERE 1 = 0"
-
-
-def _needed(model: type[models.Model], alias: str) -> dict[str, list[type[models.Model]]]:
-    """Return the models whose tables are needed by database: ours, those of *model*, and the source of its rows."""
+def _needed(model: type[models.Model], alias: str) -> list[tuple[type[models.Model], str]]:
+    """Return whose tables are needed on which database: those of *model*, ours, and the source of its rows."""
     concrete: Any = model._meta.concrete_model
-    needed = {alias: [concrete, *concrete._meta.all_parents]}
+    needed = [*concrete._meta.all_parents, concrete]
     for label in OUR_APPS:
         if label in apps.app_configs and (label == TAG or router.allow_migrate(alias, label)):
-            ours = apps.get_app_config(label).get_models()
-            needed[alias] += [one for one in ours if not one._meta.proxy]
+            needed += apps.get_app_config(label).get_models()
+    places = [(one, alias) for one in needed]
     # A system check reports a source that does not exist.
     with suppress(TypeError):
         if is_companion(model):
             link = source_link(model)
-            needed.setdefault(link.alias_beside(alias), []).append(link.source)
+            places.append((link.source, link.alias_beside(alias)))
         elif has_ranges(model):
-            needed[alias].append(source_of(model))
-    return needed
+            places.append((source_of(model), alias))
+    return places
 
 
 def _how_to_make(model: type[models.Model], alias: str) -> str:

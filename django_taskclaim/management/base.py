@@ -1,12 +1,14 @@
 """What the commands share: what they read from their command line, and one sentence for what is wrong."""
 
 import argparse
-import contextlib
 import getpass
 import socket
+import sys
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 from django.apps import apps
@@ -55,15 +57,16 @@ class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
 
 
 class ClaimCommand(BaseCommand):
-    """A command that parses, calls and reports.
-
-    Its ``help`` is the docstring of its module.
-    """
+    """A command that parses, calls and reports. Its help is the docstring of its module."""
 
     # An operator must be able to look, pause and put back also while something else of the project is wrong.
     requires_system_checks = []
     #: How many models it takes, as argparse writes it, and their help text. Where none is named, all are meant.
     takes: ClassVar[tuple[str | int, str]] = ("*", "the models (default: every claimable model)")
+    #: What ``--filter`` chooses among. Where this is empty, the command has no such option.
+    filters: ClassVar[str] = ""
+    #: Whether it takes ``--reason`` and ``--by``, for the record of acts.
+    is_recorded: ClassVar[bool] = False
     #: Whether it works on every database that holds a model, not only where the router writes it.
     everywhere: ClassVar[bool] = False
     #: What is wrong where no model is named, and none of those that can be claimed is meant.
@@ -71,12 +74,22 @@ class ClaimCommand(BaseCommand):
     #: Each of the models with its databases.
     where: list[tuple[Model, str]]
 
+    def __init_subclass__(cls) -> None:
+        cls.help = sys.modules[cls.__module__].__doc__ or ""
+
     def add_arguments(self, parser: ArgumentParser) -> None:
+        add = parser.add_argument
         add_models(parser, *self.takes)
         default = "every one that holds" if self.everywhere else "where the router writes"
         text = f"the database to work on (default: {default} the model)"
-        aliases = tuple(connections)
-        parser.add_argument("--database", choices=aliases, metavar="ALIAS", help=text)
+        add("--database", choices=tuple(connections), metavar="ALIAS", help=text)
+        if self.filters:
+            text = f"{self.filters} that match, country=NZ for example; several must all match"
+            many: dict[str, Any] = {"dest": "filters", "action": "append", "default": []}
+            add("--filter", **many, metavar="LOOKUP=VALUE", help=text)
+        if self.is_recorded:
+            add("--reason", default="", metavar="TEXT", help="why, for the record")
+            add("--by", metavar="NAME", help="who does it, for the record beside user@host")
 
     def execute(self, *args: object, **options: Any) -> str | None:
         named = options.get("database")
@@ -84,36 +97,31 @@ class ClaimCommand(BaseCommand):
         self.where = [(model, alias) for model in meant for alias in self._aliases(model, named)]
         if not self.where:
             raise UsageError(self.nothing if claimable_models() else NO_MODEL)
-        for alias in {alias for _, alias in self.where}:
-            for fault in autocommit_faults(alias):
-                raise UsageError(f"{fault.msg} {fault.hint}")
+        refuse(chain.from_iterable(autocommit_faults(alias) for _, alias in self.where))
         try:
             return super().execute(*args, **options)
         except ImproperlyConfigured as error:
             raise UsageError(str(error)) from error
         except (Error, TaskClaimError) as error:
-            self._refuse_missing_tables()
+            refuse(lacking(self.where))
             # The second argument of these is every object there is.
             is_protected = isinstance(error, (ProtectedError, RestrictedError))
             text = str(error.args[0]) if is_protected else first_line(error)
-            places = [f"{model._meta.label} on {alias!r}: " for model, alias in self.where]
-            raise CommandError(f"{places[0] if len(places) == 1 else ''}{text}") from error
+            raise CommandError(text) from error
         except KeyboardInterrupt:
             raise CommandError("Stopped.", returncode=STOPPED) from None
 
     def every_model(self, database: str | None) -> list[Model]:
-        """Return the models that are meant where none is named."""
-        return models_to_claim()
+        """Return the models that are meant where none is named, here all: children before their parents.
+
+        A child's rows follow the child's own policy, and the parent's reaper would judge them by the parent's.
+        """
+        return sorted(claimable_models(), key=lambda model: -len(model._meta.get_parent_list()))
 
     def _aliases(self, model: Model, named: str | None) -> list[str]:
         if self.everywhere:
             return places_of(named, [model])
         return [named or router.db_for_write(model)]
-
-    def _refuse_missing_tables(self) -> None:
-        """Raise UsageError where tables or columns are not there, which explains any error of a database."""
-        if lacking := lacking_of(self.where):
-            raise UsageError("\n".join(lacking))
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         return super().create_parser(prog_name, subcommand, formatter_class=HelpFormatter, **kwargs)
@@ -130,7 +138,7 @@ class ClaimCommand(BaseCommand):
             except (SwitchError, ValueError) as error:
                 refused.append(f"{'all models' if model is None else model._meta.label}: {error}")
         if refused:
-            self._refuse_missing_tables()
+            refuse(lacking(self.where))
             raise CommandError("\n".join(refused))
 
     def finding_lines(self, finding: CheckMessage) -> Iterator[str]:
@@ -142,16 +150,25 @@ class ClaimCommand(BaseCommand):
         yield from (f"    {line}" for line in (finding.hint or "").splitlines())
 
 
-def lacking_of(where: Sequence[tuple[Model, str]]) -> list[str]:
-    """Return what tables and columns the databases lack for these models, in sentences that name the command to run.
+def lacking(where: Iterable[tuple[Model, str]]) -> Iterator[CheckMessage]:
+    """Yield which tables and columns the databases lack for these models, which explains any error of theirs.
 
     Nothing where a database does not answer.
     """
-    found: list[str] = []
-    with contextlib.suppress(Error):
+    with suppress(Error):
         for model, alias in where:
-            found += [f"{lack.msg} {lack.hint}" for lack in missing_tables(model, alias)]
-    return list(dict.fromkeys(found))
+            yield from missing_tables(model, alias)
+
+
+def sentences(findings: Iterable[CheckMessage]) -> list[str]:
+    """Return each finding once, with what to do."""
+    return list(dict.fromkeys(f"{one.msg} {one.hint}" for one in findings))
+
+
+def refuse(findings: Iterable[CheckMessage], returncode: int = 2) -> None:
+    """Raise CommandError with the findings, if there are any."""
+    if found := sentences(findings):
+        raise CommandError("\n".join(found), returncode=returncode)
 
 
 def acting(by: str | None) -> str:
@@ -174,7 +191,7 @@ def claimable_model(text: str) -> Model:
         model = apps.get_model(text)
         claim_columns(model)
     except (LookupError, ValueError) as error:
-        labels = [model._meta.label for model in models_to_claim()]
+        labels = [model._meta.label for model in claimable_models()]
         (nearest,) = get_close_matches(text, labels, n=1, cutoff=0) or ["app_label.Model"]
         raise ArgumentTypeError(f"there is no model {text!r}; did you mean {nearest}?") from error
     except TypeError as error:
@@ -204,25 +221,3 @@ def add_models(parser: ArgumentParser, number: str | int, what: str) -> None:
     parser.add_argument(
         "models", nargs=number, metavar="app.Model", type=claimable_model, help=what
     )
-
-
-def add_record(parser: ArgumentParser) -> None:
-    """Let the command take what goes into the record of acts: ``--reason`` and ``--by``."""
-    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the record")
-    parser.add_argument("--by", metavar="NAME", help="who does it, for the record beside user@host")
-
-
-def add_filters(parser: ArgumentParser, which: str) -> None:
-    """Let the command take ``--filter``, any number of times; *which* says what it chooses among."""
-    text = f"{which} that match, country=NZ for example; several must all match"
-    add = parser.add_argument
-    add("--filter", dest="filters", action="append", default=[], metavar="LOOKUP=VALUE", help=text)
-
-
-def models_to_claim() -> list[Model]:
-    """Return every claimable model, children before their parents.
-
-    A child's rows follow the child's own policy, and the parent's reaper would judge them by the parent's.
-    """
-    found = claimable_models()
-    return sorted(found, key=lambda model: (-len(model._meta.get_parent_list()), model._meta.label))

@@ -17,8 +17,6 @@ from django_taskclaim.management.base import (
     ONE,
     ClaimCommand,
     acting,
-    add_filters,
-    add_record,
     whole_number,
 )
 from django_taskclaim.querysets import ClaimQuerySet
@@ -36,16 +34,16 @@ class RowsCommand(ClaimCommand):
     """Does an action of the registry to the rows of one model that were chosen."""
 
     takes = ONE
+    filters = "only rows"
+    is_recorded = True
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
-        add_filters(parser, "only rows")
         add = parser.add_argument
         add("--limit", type=whole_number, metavar="N", help="at most N rows (default: all)")
         add("--dry-run", action="store_true", help="count, say what would be done, do nothing")
         text = "do not ask; off a terminal nobody is asked anyway"
         add("--noinput", "--no-input", dest="interactive", action="store_false", help=text)
-        add_record(parser)
 
     def act(
         self,

@@ -7,7 +7,7 @@ import pytest
 from django.db import connection, connections
 
 from django_taskclaim.doctor import setup
-from django_taskclaim.management.base import lacking_of
+from django_taskclaim.management.base import lacking
 from django_taskclaim.management.commands.claimdoctor import examine
 from django_taskclaim.models import Switch
 from tests.commands import nobody_answers, table_away
@@ -47,7 +47,7 @@ def test_a_table_is_not_missing_where_a_writer_or_the_end_of_the_session_keeps_i
         # SQLite's one writer is the rival now.
         connection.ensure_connection()
         elsewhere(end_sessions).result(DEADLINE)
-        assert lacking_of([(Photo, "default")]) == []
+        assert list(lacking([(Photo, "default")])) == []
     finally:
         rival.close()
         connection.close()

@@ -30,7 +30,6 @@ from django_taskclaim.management.base import ONE, ClaimCommand, Model, UsageErro
 
 
 class Command(ClaimCommand):
-    help = __doc__
     takes = ONE
 
     def add_arguments(self, parser: ArgumentParser) -> None:

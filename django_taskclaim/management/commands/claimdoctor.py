@@ -36,8 +36,6 @@ from django_taskclaim.monitoring.overview import overview
 
 
 class Command(ClaimCommand):
-    help = __doc__
-
     def handle(self, **options: object) -> None:
         levels = self._report("The project", check_project())
         for alias in dict.fromkeys(alias for _, alias in self.where):

@@ -20,7 +20,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS
 
 from django_taskclaim.control.audit import change_overrides, in_words
-from django_taskclaim.management.base import ClaimCommand, Model, acting, add_record
+from django_taskclaim.management.base import ClaimCommand, Model, acting
 from django_taskclaim.switch import override_from_text, overrides_of, places_of
 from django_taskclaim.tables import LIMITS, OVERRIDES
 
@@ -35,9 +35,9 @@ _OPTIONS = {
 
 
 class Command(ClaimCommand):
-    help = __doc__
     takes = ("+", "the models whose handlers are overridden")
     everywhere = True
+    is_recorded = True
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
@@ -45,7 +45,6 @@ class Command(ClaimCommand):
             option, read = f"--{name.replace('_', '-')}", partial(_value, name)
             # None is a value: it gives the option back to the handler.
             parser.add_argument(option, type=read, default=SUPPRESS, help=text)
-        add_record(parser)
 
     def handle(self, *, models: list[Model], database: str | None, **options: Any) -> None:
         values = {name: options[name] for name in OVERRIDES if name in options}

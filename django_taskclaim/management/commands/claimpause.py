@@ -18,23 +18,20 @@ from django_taskclaim.management.base import (
     Model,
     UsageError,
     acting,
-    add_record,
     duration,
 )
 
 
 class Command(ClaimCommand):
-    help = __doc__
     takes = ("*", "the models to pause")
     everywhere = True
-
+    is_recorded = True
     #: ``claimresume`` is the same command with the switch turned the other way.
     off: ClassVar[bool] = True
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("--all", action="store_true", help="every model")
-        add_record(parser)
         if self.off:
             text = "end by itself after this long: seconds, or 30m, 2h, 1d (default: never)"
             parser.add_argument("--until", type=duration, metavar="SECONDS", help=text)

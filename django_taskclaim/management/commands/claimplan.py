@@ -20,7 +20,6 @@ from django_taskclaim.ranges import CHUNK_SIZE, RangeQuerySet
 
 
 class Command(ClaimCommand):
-    help = __doc__
     takes = ONE
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -9,13 +9,12 @@ Examples:
 
 """
 
-from argparse import ArgumentParser
 from typing import Any
 
 from django_taskclaim.columns import is_companion, source_link
 from django_taskclaim.companions import CompanionQuerySet
 from django_taskclaim.formatting import counted
-from django_taskclaim.management.base import ONE, ClaimCommand, UsageError, add_filters
+from django_taskclaim.management.base import ONE, ClaimCommand, UsageError
 from django_taskclaim.worker.options import condition_of
 
 #: Sources in one transaction.
@@ -23,12 +22,8 @@ CHUNK = 10_000
 
 
 class Command(ClaimCommand):
-    help = __doc__
     takes = ONE
-
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        add_filters(parser, "only sources")
+    filters = "only sources"
 
     def handle(self, *, filters: list[str], **options: Any) -> None:
         ((model, alias),) = self.where

@@ -30,8 +30,6 @@ from django_taskclaim.querysets.scope import ClaimTarget
 
 
 class Command(RowsCommand):
-    help = __doc__
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         text = "rows that were completed so long ago: seconds, or 30m, 12h, 30d"
         parser.add_argument(

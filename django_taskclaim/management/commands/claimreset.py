@@ -27,8 +27,6 @@ from django_taskclaim.states import Status
 
 
 class Command(RowsCommand):
-    help = __doc__
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         add = parser.add_argument

@@ -15,7 +15,6 @@ from django_taskclaim.switch import describe_pause, paused_by, paused_model
 
 
 class Command(Pause):
-    help = __doc__
     takes = ("*", "the models to resume")
     off = False
 

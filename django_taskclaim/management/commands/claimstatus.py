@@ -23,14 +23,13 @@ Exit codes:
 
 import contextlib
 import json
-import operator
 import re
 import shutil
 import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from operator import attrgetter
+from operator import attrgetter, eq, ge, gt, le, lt, ne
 from typing import Any, NamedTuple
 
 from django.core.checks import WARNING
@@ -44,7 +43,14 @@ from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment
 from django_taskclaim.handlers import handler_for
-from django_taskclaim.management.base import ClaimCommand, Model, UsageError, duration, lacking_of
+from django_taskclaim.management.base import (
+    ClaimCommand,
+    Model,
+    UsageError,
+    duration,
+    lacking,
+    sentences,
+)
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.errors import last_errors
 from django_taskclaim.monitoring.overview import Overview, overview
@@ -77,7 +83,7 @@ Look = tuple[Overview, list[str]]
 #: A number of rows or workers, a duration, or None where there is none of it.
 Figure = int | timedelta | None
 
-FIGURES: Mapping[str, Callable[[Overview], Figure]] = {
+COUNTS: Mapping[str, Callable[[Overview], int]] = {
     "open": attrgetter("progress.open"),
     "due": attrgetter("due"),
     "waiting": attrgetter("waiting"),
@@ -90,76 +96,61 @@ FIGURES: Mapping[str, Callable[[Overview], Figure]] = {
     "expired": attrgetter("expired"),
     "throttles": lambda seen: len(seen.throttles),
     "workers": lambda seen: len(seen.living),
-    "oldest_due": lambda seen: _age(seen, seen.due_since),
-    "oldest_expired": lambda seen: _age(seen, seen.expired_since),
-    "paused_for": lambda seen: _age(seen, seen.pause.paused_at if seen.pause else None),
 }
-_AGES = ("oldest_due", "oldest_expired", "paused_for")
-
-
-def _age(seen: Overview, since: datetime | None) -> timedelta | None:
-    return None if since is None else max(seen.now - as_utc(since), timedelta(0))
+#: Since when it has been so.
+AGES: Mapping[str, Callable[[Overview], datetime | None]] = {
+    "oldest_due": attrgetter("due_since"),
+    "oldest_expired": attrgetter("expired_since"),
+    "paused_for": lambda seen: seen.pause.paused_at if seen.pause else None,
+}
+FIGURES = (*COUNTS, *AGES)
 
 
 def figures_of(seen: Overview) -> dict[str, Figure]:
     """Return all figures of one model."""
-    return {name: read(seen) for name, read in FIGURES.items()}
+    found: dict[str, Figure] = {name: read(seen) for name, read in COUNTS.items()}
+    for name, read in AGES.items():
+        since = read(seen)
+        found[name] = None if since is None else max(seen.now - as_utc(since), timedelta(0))
+    return found
 
 
-_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "<": operator.lt,
-    "<=": operator.le,
-    "=": operator.eq,
-    "!=": operator.ne,
-}
+COMPARISONS = {">": gt, ">=": ge, "<": lt, "<=": le, "=": eq, "!=": ne}
 
 
 class Condition(NamedTuple):
     """One comparison of a figure with a number, or with an age."""
 
-    figure: str
-    sign: str
-    value: int | timedelta
     text: str
-
-    def reason(self, figures: Mapping[str, Figure]) -> str:
-        """Return ``failed is 3 (failed>0)`` where the condition holds, else nothing; what is None fulfils none."""
-        found = figures[self.figure]
-        if found is None or not _COMPARISONS[self.sign](found, self.value):
-            return ""
-        shown = format_duration(found) if isinstance(found, timedelta) else f"{found:,}"
-        return f"{self.figure} is {shown} ({self.text})"
+    figure: str
+    holds: Callable[[Any, Any], bool]
+    value: int | timedelta
 
 
 def conditions(text: str) -> list[Condition]:
     """Parse ``oldest_due>15m,failed>0``; ArgumentTypeError, in one sentence, for what is no condition."""
-    return [_condition("".join(part.split())) for part in text.split(",")]
-
-
-def _condition(text: str) -> Condition:
-    match = re.fullmatch(r"(\w+)([<>]=?|!?=)([\w.]+)", text)
-    if match is None:
-        raise ArgumentTypeError(
-            f"{text!r} is no condition; write failed>0, or several as in oldest_due>15m,workers<1"
-        )
-    figure, sign, value = match.groups()
-    if figure not in FIGURES:
-        raise ArgumentTypeError(f"there is no figure {figure!r}; there are {', '.join(FIGURES)}")
-    if figure in _AGES:
-        return Condition(figure, sign, timedelta(0) if value == "0" else duration(value), text)
-    if not (value.isascii() and value.isdecimal()):
-        raise ArgumentTypeError(f"{figure} is compared with a whole number, not {value!r}")
-    return Condition(figure, sign, int(value), text)
+    found = []
+    for part in "".join(text.split()).split(","):
+        match = re.fullmatch(r"(\w+)([<>]=?|!?=)([\w.]+)", part)
+        figure, sign, value = match.groups() if match else ("", "", "")
+        limit: int | timedelta
+        if figure in AGES:
+            limit = timedelta(0) if value == "0" else duration(value)
+        elif figure in COUNTS and value.isascii() and value.isdecimal():
+            limit = int(value)
+        else:
+            raise ArgumentTypeError(
+                f"{part!r} is no condition; compare a figure with a whole number or an age, as in failed>0 or"
+                f" oldest_due>15m. The figures are {', '.join(FIGURES)}"
+            )
+        found.append(Condition(part, figure, COMPARISONS[sign], limit))
+    return found
 
 
 # The command
 
 
 class Command(ClaimCommand):
-    help = __doc__
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         add = parser.add_argument
@@ -222,7 +213,7 @@ class Command(ClaimCommand):
                 looks.append((seen, list(self._details(seen))))
             except Error as error:
                 usual = f"{model._meta.label} on {alias!r} cannot be read: {first_line(error)}"
-                unreadable += lacking_of([(model, alias)]) or [usual]
+                unreadable += sentences(lacking([(model, alias)])) or [usual]
         return looks, unreadable
 
     def _lines(self, looks: Sequence[Look]) -> Iterator[str]:
@@ -299,8 +290,17 @@ def _reasons_to_fail(
         figures = figures_of(seen)
         if not named and handler_for(seen.model) is None:
             figures["workers"] = None
-        if found := [reason for one in asked if (reason := one.reason(figures))]:
+        found = [
+            f"{one.figure} is {_shown(value)} ({one.text})"
+            for one in asked
+            if (value := figures[one.figure]) is not None and one.holds(value, one.value)
+        ]
+        if found:
             yield f"{seen.model._meta.label}: {', '.join(found)}"
+
+
+def _shown(figure: int | timedelta) -> str:
+    return format_duration(figure) if isinstance(figure, timedelta) else f"{figure:,}"
 
 
 def _progress_cells(seen: Overview) -> list[str]:

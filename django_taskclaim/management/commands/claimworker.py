@@ -28,13 +28,11 @@ import signal
 import sys
 import threading
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Sequence
 from dataclasses import fields
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from django.core.management.base import CommandError
 from django.db import connections
 
 from django_taskclaim import conf
@@ -47,10 +45,10 @@ from django_taskclaim.management.base import (
     ClaimCommand,
     Model,
     UsageError,
-    add_filters,
     duration,
-    lacking_of,
+    lacking,
     reader,
+    refuse,
     whole_number,
 )
 from django_taskclaim.switch import holds
@@ -61,8 +59,8 @@ from django_taskclaim.worker.stop_signals import STOP_SIGNALS, leave, run_unless
 
 
 class Command(ClaimCommand):
-    help = __doc__
     takes = ("*", "what to claim from (every model that has a handler)")
+    filters = "claim only rows"
     nothing = f"No such model has a handler: {HOW_TO_HANDLE}."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -80,7 +78,6 @@ class Command(ClaimCommand):
         add("--lease", **seconds, help="how long a claim lasts unless renewed (60)")
         add("--poll", **seconds, help="pause between looks when nothing is due (1)")
         add("--grace", **seconds, help="how long running rows may go on after a signal (8)")
-        add_filters(parser, "claim only rows")
         add("--drain", action="store_true", help="end once nothing is open or processing")
         add("--max-rows", **number, help="end after N rows, per process")
         add("--max-time", **seconds, help="end after this long")
@@ -101,8 +98,12 @@ class Command(ClaimCommand):
         super().run_from_argv(argv)
 
     def handle(self, *, models: list[Any], in_process: bool, **options: Any) -> None:
-        if faults := _faults(models):
-            raise UsageError("\n".join(faults))
+        refuse(
+            found
+            for found in check_project()
+            if found.is_serious() and not found.is_silenced()
+            if not models or found.obj in (None, *models)
+        )
         _refuse_platform(in_process)
         using, *more = sorted({alias for _, alias in self.where})
         if more:
@@ -127,7 +128,8 @@ class Command(ClaimCommand):
         except LookupError as error:
             raise UsageError(str(error)) from error
         log_to_console(worker.verbosity)
-        run_unless_stopped(partial(refuse_missing_tables, where))
+        # A worker starts although its database is away, but not without its tables.
+        run_unless_stopped(partial(refuse, lacking(where), ExitCode.CUT_SHORT))
         if in_process:
             code = run_in_process(worker)
         else:
@@ -152,22 +154,6 @@ class Command(ClaimCommand):
             f" with {counted(worker.threads, 'thread')} each and at most {most} database connections. Ctrl-C stops."
         )
         self.stdout.flush()
-
-
-def _faults(models: Sequence[Any]) -> list[str]:
-    """Return what the checks find wrong with the project and these models, or with all models where none is named."""
-    return [
-        f"{found.msg} {found.hint}"
-        for found in check_project()
-        if found.is_serious() and not found.is_silenced()
-        if not models or found.obj in (None, *models)
-    ]
-
-
-def refuse_missing_tables(where: Sequence[tuple[Any, str]]) -> None:
-    """Raise CommandError where the databases lack tables; a worker starts although its database is away."""
-    if lacking := lacking_of(where):
-        raise CommandError("\n".join(lacking), returncode=ExitCode.CUT_SHORT)
 
 
 def _refuse_platform(in_process: bool) -> None:

@@ -45,8 +45,6 @@ CHUNKS = 100
 
 
 class Command(ClaimCommand):
-    help = __doc__
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         text = "put back at most N rows of each model; --loop goes on at once while there are more"
