@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from django.db import connections, models, router
 from django.utils import timezone
 
+from django_taskclaim import conf
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.policy import policies_over
@@ -31,15 +32,10 @@ from django_taskclaim.tables import (
 
 # What a rate and hours mean
 
-_PERIODS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
 #: What an idle fleet may save up, as a part of a minute's rows: a minute exceeds the rate by so much at most.
 SLACK = 0.05
 #: The least that it may save up, so that no row is missed that becomes available between two polls.
 LEAST_SLACK = 1.5
-
-#: A window that does not open within so many days never opens.
-DAYS_LOOKED_AHEAD = 8
 
 
 class Rate(NamedTuple):
@@ -53,7 +49,7 @@ class Rate(NamedTuple):
     def parse(cls, text: str) -> "Rate":
         """Return what a text means that ``conf.RATE`` accepts."""
         number, period = text.split("/")
-        return cls(text, float(number) / _PERIODS[period])
+        return cls(text, float(number) / conf.DURATION.read(f"1{period}").total_seconds())
 
     @property
     def most(self) -> float:
@@ -83,15 +79,11 @@ class Hours(NamedTuple):
 
     def opens_at(self, now: datetime) -> datetime | None:
         """Return when the window opens, in the zone of *now*; None while it is open. *now* is aware."""
-        if self._is_open(now):
-            return None
         # Minute by minute, because no sum of hours is right on the days when clocks change.
-        moment, end = now.replace(second=0, microsecond=0), now + timedelta(days=DAYS_LOOKED_AHEAD)
-        while moment < end:
+        minute = moment = now.replace(second=0, microsecond=0)
+        while not self._is_open(moment):
             moment += timedelta(minutes=1)
-            if self._is_open(moment):
-                break
-        return moment
+        return None if moment == minute else moment
 
     def _is_open(self, moment: datetime) -> bool:
         wall = moment.astimezone(timezone.get_default_timezone()).time()
@@ -120,12 +112,9 @@ class ModelLimits:
         return bool(self.rate or self.max_running or self.hours)
 
     def __str__(self) -> str:
-        parts = [
-            *([f"rate {self.rate}"] if self.rate else []),
-            *([f"{self.max_running} running at once"] if self.max_running else []),
-            *([f"hours {self.hours}"] if self.hours else []),
-        ]
-        return ", ".join(parts)
+        most = f"{self.max_running} running at once" if self.max_running else ""
+        named = self.rate and f"rate {self.rate}", most, self.hours and f"hours {self.hours}"
+        return ", ".join(filter(None, named))
 
 
 def _in_force(model: type[models.Model], switches: dict[str, Switch]) -> ModelLimits:
@@ -166,17 +155,10 @@ WORTH_WHILE = 0.25
 class LimitReached(NamedTuple):
     """Why a claim may take nothing, or no more, now."""
 
-    #: ``hours``, ``rate`` or ``max_running``.
-    option: str
-    limits: ModelLimits
-    #: When that will be over, and in how many seconds; None where nobody can say.
+    reason: str
+    #: When that will be over, and in how many seconds; None where it is over when a running row has ended.
     until: datetime | None = None
     wait: float | None = None
-
-    def __str__(self) -> str:
-        if self.option == "rate":
-            return f"the rate {self.limits.rate}"
-        return f"the limit of {self.limits.max_running} running at once"
 
 
 # What stops claims
@@ -207,7 +189,7 @@ class Stops(NamedTuple):
         """Why claims of everybody stop for a time, or until the hours begin; empty where they do not."""
         if self.throttle is not None:
             return self.throttle.reason or NO_REASON
-        return "" if self.closed is None else f"outside the hours {self.closed.limits.hours}"
+        return "" if self.closed is None else self.closed.reason
 
 
 def stops_of(model: type[models.Model], *, using: str | None = None) -> Stops:
@@ -234,7 +216,8 @@ def stops_among(
     throttles = [off[scope] for one in own_scopes(model) if (scope := throttle_scope(one)) in off]
     limits, closed = _in_force(model, switches), None
     if now and limits.hours and (opens := limits.hours.opens_at(now)) is not None:
-        closed = LimitReached("hours", limits, opens, (opens - now).total_seconds())
+        reason = f"outside the hours {limits.hours}"
+        closed = LimitReached(reason, opens, (opens - now).total_seconds())
     return Stops(
         own=switches.get(scope_of(model)) or Switch(),
         pauses=[off[scope] for scope in scopes_over(model) if scope in off],
@@ -292,14 +275,14 @@ class Grant:
                 enough = max(1.0, limits.rate.most * WORTH_WHILE)
                 wait = max(0.0, enough - (level - wanted)) / limits.rate.per_second
                 until = now + timedelta(seconds=wait)
-                self.reached = LimitReached("rate", limits, until, wait)
+                self.reached = LimitReached(f"the rate {limits.rate}", until, wait)
         most = limits.max_running
         if not most or not wanted:
             return wanted
         running = target.rows.order_by().filter(is_running(target.columns))
         held = running[:most].count()
         if most - held < wanted:
-            self.reached = LimitReached("max_running", limits)
+            self.reached = LimitReached(f"the limit of {most} running at once")
         return max(0, min(wanted, most - held))
 
     def charge(self, taken: int, allowed: int) -> None:

@@ -178,8 +178,7 @@ def _throttles(
         source = stop.by or EVERYONE
         found.append(Throttle(EVERYONE, source, stop.reason, as_utc(stop.until)))
     if closed is not None and closed.until is not None:
-        reason = f"outside the hours {closed.limits.hours}"
-        found.append(Throttle(EVERYONE, "hours", reason, as_utc(closed.until)))
+        found.append(Throttle(EVERYONE, "hours", closed.reason, as_utc(closed.until)))
     found = [one for one in found if one.until > now]
     return sorted(found, key=lambda one: one.until, reverse=True)
 

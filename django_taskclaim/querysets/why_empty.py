@@ -118,7 +118,7 @@ def why_empty(queryset: Rows, who: str) -> WhyEmpty:
     if reached is None or not kept_back:
         return found
     return WhyEmpty(
-        f"{format_number(kept_back)} kept back by {reached}{_at(reached.until, 'next')}"
+        f"{format_number(kept_back)} kept back by {reached.reason}{_at(reached.until, 'next')}"
     )
 
 

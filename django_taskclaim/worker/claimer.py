@@ -67,7 +67,7 @@ class _Source:
     def makes_room(self) -> bool:
         """Say whether the next claim may take more once a row has ended."""
         if self.reached is not None:
-            return self.reached.option == "max_running"
+            return self.reached.wait is None
         return bool(limits_over(self.model))
 
 
