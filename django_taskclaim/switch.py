@@ -32,9 +32,6 @@ from django_taskclaim.tables import (
 
 Until = datetime | timedelta | float | None
 
-#: The columns of a pause, as they are while there is none.
-_RUNNING = {"paused_at": None, "until": None, "reason": "", "by": ""}
-
 #: How "no limit" is stored, also against a limit of the handler's.
 _NO_LIMIT: dict[str, str | int] = {"rate": "", "max_running": 0, "hours": ""}
 
@@ -70,7 +67,7 @@ class SwitchError(TaskClaimError):
 
 
 def pause(
-    model: type[models.Model],
+    model: type[models.Model] | None,
     *,
     reason: str = "",
     by: str = "",
@@ -79,53 +76,52 @@ def pause(
 ) -> None:
     """Stop every claim of *model*, committed on return; through a child model, only the child's claims.
 
-    *until* ends the pause by itself: a datetime, or seconds or a timedelta from now. ``using=None`` means every
-    database that holds the model. Inside a caller's transaction the pause holds once that commits. Raises TypeError
-    for a model that is not claimable and ``SwitchError`` if a database could not be reached.
+    None is all models. *until* ends the pause by itself: a datetime, or seconds or a timedelta from now. ``using=None``
+    means every database that holds the model. Inside a caller's transaction the pause holds once that commits. Raises
+    TypeError for a model that is not claimable and ``SwitchError`` if a database could not be reached.
     """
-    claim_columns(model)
-    _turn(scope_of(model), places_of(using, [model]), _paused(reason, by, until))
+    end: object = until
+    if until is not None and not isinstance(until, datetime):
+        end = DatabaseLater(conf.DURATION.check(until, "until"))
+    columns = {"paused_at": DatabaseNow(), "until": end, "reason": reason[:500], "by": by[:200]}
+    _write(model, using, columns)
 
 
-def resume(model: type[models.Model], *, using: str | None = None) -> None:
+def resume(model: type[models.Model] | None, *, using: str | None = None) -> None:
     """Let claims of *model* flow again; a pause of everything, or of its parent, stays."""
-    claim_columns(model)
-    _turn(scope_of(model), places_of(using, [model]), _RUNNING)
+    _write(model, using, {"paused_at": None, "until": None, "reason": "", "by": ""})
 
 
 def pause_all(
     *, reason: str = "", by: str = "", until: Until = None, using: str | None = None
 ) -> None:
     """Stop the claims of every model on every database that holds one (or on *using* alone)."""
-    _turn(EVERY_MODEL, places_of(using, claimable_models()), _paused(reason, by, until))
+    pause(None, reason=reason, by=by, until=until, using=using)
 
 
 def resume_all(*, using: str | None = None) -> None:
     """Turn the switch of all models on again; models that were paused by name stay paused."""
-    _turn(EVERY_MODEL, places_of(using, claimable_models()), _RUNNING)
+    resume(None, using=using)
 
 
 def set_overrides(
     model: type[models.Model], *, by: str = "", using: str | None = None, **overrides: object
-) -> list[str]:
+) -> None:
     """Set what replaces options of the handler of *model*, committed on return; what is not named stays as it is.
 
     ``batch_size`` and ``lease`` are for workers, ``rate``, ``max_running`` and ``hours`` for all who claim. None gives
     one back to the handler; for a limit an empty text or 0 is no limit, even if the handler names one. ``using=None``
-    means every database that holds the model; they are returned. ValueError in one sentence for a value that makes no
+    means every database that holds the model. ValueError in one sentence for a value that makes no
     sense, TypeError for a name that is none, ``SwitchError`` if a database could not be reached.
     """
-    claim_columns(model)
     if unknown := sorted(set(overrides).difference(OVERRIDES)):
         raise TypeError(
             f"There is no override {', '.join(unknown)}; there are {', '.join(OVERRIDES)}."
         )
     values = {name: as_stored(name, value) for name, value in overrides.items()}
-    aliases = places_of(using, [model])
     if values.get("lease") is not None:
-        refuse_short_lease(model, values["lease"], aliases)
-    _turn(scope_of(model), aliases, {**values, "set_at": DatabaseNow(), "set_by": by[:200]})
-    return aliases
+        refuse_short_lease(model, values["lease"], places_of(using, [model]))
+    _write(model, using, {**values, "set_at": DatabaseNow(), "set_by": by[:200]})
 
 
 def as_stored(name: str, value: object) -> Any:
@@ -202,13 +198,6 @@ def claimable_models() -> list[type[models.Model]]:
     return [model for model in apps.get_models() if is_claimable(model) and not model._meta.proxy]
 
 
-def _paused(reason: str, by: str, until: Until) -> dict[str, object]:
-    end: object = until
-    if until is not None and not isinstance(until, datetime):
-        end = DatabaseLater(conf.DURATION.check(until, "until"))
-    return {"paused_at": DatabaseNow(), "until": end, "reason": reason[:500], "by": by[:200]}
-
-
 def places_of(using: str | None, of: Iterable[type[models.Model]]) -> list[str]:
     """Return the databases on which the switch of these models is turned: *using*, or every one that holds one."""
     if using is not None:
@@ -223,17 +212,22 @@ def holds(alias: str, model: type[models.Model]) -> bool:
     return router.allow_migrate_model(alias, model) or router.db_for_write(model) == alias
 
 
-def _turn(scope: str, aliases: list[str], columns: Mapping[str, object]) -> None:
+def _write(
+    model: type[models.Model] | None, using: str | None, columns: Mapping[str, object]
+) -> None:
     """Write these columns of the switch, and no others, on each database; one that fails keeps no other from it."""
+    if model is not None:
+        claim_columns(model)
+    scope = EVERY_MODEL if model is None else scope_of(model)
+    aliases = places_of(using, claimable_models() if model is None else [model])
 
     def write(alias: str) -> None:
         Switch.objects.using(alias).row(scope).update(**columns)
 
     errors: dict[str, Exception] = {}
     for alias in aliases:
-        retry = retry_on_contention(using=alias)
         try:
-            retry.call(write, alias)
+            retry_on_contention(using=alias).call(write, alias)
         except (Error, TaskClaimError) as error:
             errors[alias] = error
     if errors:

@@ -25,10 +25,8 @@ from django_taskclaim.switch import (
     claimable_models,
     override_as_text,
     pause,
-    pause_all,
     places_of,
     resume,
-    resume_all,
     set_overrides,
 )
 from django_taskclaim.tables import EVERY_MODEL, scope_of
@@ -138,10 +136,7 @@ def turn(
     if off and until:
         reason = f"{reason} {_('for %(time)s') % {'time': format_duration(until)}}".strip()
     with _recording(model, "pause" if off else "resume", using, by=by, reason=reason):
-        if model is None:
-            (pause_all if off else resume_all)(using=using, **how)
-        else:
-            (pause if off else resume)(model, using=using, **how)
+        (pause if off else resume)(model, using=using, **how)
 
 
 def change_overrides(
