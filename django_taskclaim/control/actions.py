@@ -188,6 +188,7 @@ DONE: dict[str, Text] = {
     "settings": _("settings changed"),
     "worker command": _("command to worker"),
     "export": _("failures exported"),
+    "mark as known": _("failures marked as known"),
     **{action.name: action.done for action in (*ROW_ACTIONS, PRUNE, PAUSE, RESUME)},
 }
 

@@ -116,6 +116,12 @@ def acts(model: type[models.Model], *, using: str, limit: int = 20) -> list[Oper
     return list(found.order_by("-id")[:limit])
 
 
+def known_failures(model: type[models.Model], *, using: str) -> dict[str, OperatorAct]:
+    """Return the notes of the groups of failures that are marked as known, by the name of the group."""
+    marks = OperatorAct.objects.using(using).filter(model=scope_of(model), act="mark as known")
+    return {mark.key: mark for mark in marks.order_by("id")}
+
+
 def is_named(model: Any) -> bool:
     """Say whether all that happens to rows of *model* is kept."""
     return scope_of(model) in {str(label).lower() for label in conf.setting("HISTORY")}

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from django_taskclaim.control.actions import NAMED, RESET, ROW_ACTIONS, Action
 from django_taskclaim.control.models import OperatorAct
+from django_taskclaim.control.reading import known_failures
 from django_taskclaim.models import Switch, WorkerProcess
 from django_taskclaim.switch import overrides_of, pause, pause_all, paused_by
 from tests.admin.room import (
@@ -57,7 +58,7 @@ class Act(NamedTuple):
     @property
     def rows(self) -> int:
         """How many rows it changes."""
-        return len(self.changes.keys() - {"switch", "commands", "batch size"})
+        return len(self.changes.keys() - {"switch", "commands", "batch size", "known"})
 
     def send(self, client: Client, rows: Rows) -> Any:
         """Act as a browser does that has shown the page."""
@@ -105,6 +106,10 @@ def retry(rows: Rows) -> str:
     return photos("retry", group=rows["failed"].group)
 
 
+def known(rows: Rows) -> str:
+    return photos("known", group=rows["failed"].group)
+
+
 PAUSED = {"switch": ("testapp.photo", "ada", "why")}
 ALL_PAUSED = {"switch": ("*", "ada", "why")}
 RESUMED = {"switch": None}
@@ -143,6 +148,7 @@ ACTS = [
     ),
     Act("retry some", retry, WHY | {"first": "on"}, {"failed": "open"}, "reset"),
     Act("retry all", retry, WHY, {"failed": "open"}, "reset"),
+    Act("known", known, WHY, {"known": "why"}, "mark as known"),
     Act(
         "settings",
         lambda rows: photos("settings"),
@@ -183,6 +189,7 @@ def world(rows: Rows) -> dict[str, Any]:
         "switch": switch and (switch.scope, switch.by, switch.reason),
         "commands": list(commands),
         "batch size": overrides_of(Photo, using="default").get("batch_size"),
+        "known": "".join(mark.reason for mark in known_failures(Photo, using="default").values()),
     }
 
 

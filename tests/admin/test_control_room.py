@@ -283,6 +283,16 @@ def test_failures_are_grouped_by_what_went_wrong(boss: Client) -> None:
     assert len(set(re.findall(r"/retry/\?group=(\w+)", page))) == 4
 
 
+def test_a_group_is_marked_as_known_until_the_note_is_taken_away(boss: Client) -> None:
+    failed(3, "the disk is full")
+    group = group_of(boss)
+    perform(boss, photos("known", group=group), {"reason": "ticket 12"})
+    assert "Known: “ticket 12” (boss)" in text_of(boss.get(photos()))
+    perform(boss, photos("known", group=group), {"reason": ""})
+    assert "ticket 12”" not in text_of(boss.get(photos())).partition("What people did")[0]
+    assert boss.get(photos("known", group="x")).status_code == 404
+
+
 def test_the_export_has_no_cell_that_a_spreadsheet_runs(looks: Client) -> None:
     for sign in ("=", "+", "-", "@", "\t=", ";=", "\uff1d"):
         failed(1, f"{sign}HYPERLINK(1)")

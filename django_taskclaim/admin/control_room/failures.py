@@ -13,6 +13,7 @@ from django.db import connections, models
 from django.utils.translation import gettext as _
 
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.monitoring.errors import LENGTH, TriedRow, backwards, tried_rows
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.states import Status
@@ -65,6 +66,11 @@ def group_id(error: str, message: str) -> str:
     return hashlib.sha256(f"{error}\n{message}".encode("utf-8", "replace")).hexdigest()[:16]
 
 
+def is_id(text: str) -> bool:
+    """Say whether a text may be the ``group_id`` of a group."""
+    return bool(re.fullmatch("[0-9a-f]{16}", text))
+
+
 def group_of(row: TriedRow) -> str:
     """Return the ``group_id`` of a row."""
     return group_id(row.error, normalised(row.text))
@@ -80,6 +86,8 @@ class Group:
     day: int = 0
     #: The rows that were found, the latest first.
     failures: list[TriedRow] = field(default_factory=list)
+    #: Why it is known, and who said so.
+    known: OperatorAct | None = None
 
     @property
     def id(self) -> str:

@@ -127,6 +127,9 @@ class Snapshot:
             minutes = reading.minutes(model, using=alias, since=seen.now - DAY)
             self.rates = reading.rates(minutes, seen.living, seen.now)
             self.acts = acts = reading.acts(model, using=alias, limit=ACTS)
+            known = reading.known_failures(model, using=alias)
+            for group in self.failed.groups:
+                group.known = known.get(group.id)
             hour, day = (reading.slots(minutes, seen.now, span) for span in (HOUR, DAY))
             self.charts = [
                 chart("hour", _("Last hour"), hour, acts),

@@ -198,6 +198,7 @@ class ModelPage(OverviewPage):
         **dict.fromkeys(WORKER_COMMANDS, ("command", "operate")),
         "settings": ("settings", "configure"),
         "retry": ("retry", "operate"),
+        "known": ("mark_known", "operate"),
         "export": ("export", "view_control"),
     }
 
@@ -366,11 +367,26 @@ class ModelPage(OverviewPage):
             run=run,
         )
 
+    def mark_known(self, request: HttpRequest, page: str) -> HttpResponseBase:
+        """Ask for a note, and then show it beside a group of failures; an empty one takes it away."""
+        group = request.GET.get("group", "")
+        if not is_on(self.alias) or not failures.is_id(group):
+            raise Http404
+
+        def run(answer: Answer) -> HttpResponseBase:
+            facts: dict[str, Any] = {"by": request.user, "key": group, "using": self.alias}
+            mark = partial(record_action, self.model, "mark as known", **facts, **answer)
+            return self.attempt(request, mark, _("The note stands beside the group."))
+
+        sentence = _("The reason stands beside the group as a note. Without a reason it goes away.")
+        title = _("Mark the failures of this group as known")
+        return self.ask(request, title=title, sentence=sentence, form=forms.ReasonForm, run=run)
+
     def export(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Answer with the latest failed rows as CSV, all or those of a group, and record that somebody has them."""
         group = request.POST.get("group", "")
         # It names the file, and stands in the record.
-        if group and not (group.isascii() and group.isalnum()):
+        if group and not failures.is_id(group):
             raise Http404
         read = partial(failures.latest, self.rows(request), failures.EXPORTED + 1)
         found = snapshot.in_time(self.alias, read, failures.READING_LIMIT)
