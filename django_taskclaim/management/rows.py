@@ -2,7 +2,8 @@
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -22,9 +23,6 @@ from django_taskclaim.management.base import (
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.worker.options import condition_of
-
-Rows = ClaimQuerySet[Any]
-
 
 #: Seconds between two lines that say how far a command has got.
 SAY_EVERY = 10.0
@@ -50,17 +48,17 @@ class RowsCommand(ClaimCommand):
         action: Action,
         which: str,
         condition: Q,
-        verb: Callable[..., int],
-        warnings: Sequence[str] = (),
+        warnings: Sequence[str],
+        how: dict[str, Any],
         **options: Any,
     ) -> None:
-        """Count the rows that match *condition*, in words *which*; ask, and call *verb* for them.
+        """Count the rows that match *condition*, in words *which*; ask, and do *action* to them.
 
-        The verb takes the rows, ``limit`` and ``progress``.
+        *how* has the arguments of its verb.
         """
         ((model, alias),) = self.where
         label, filters, limit = model._meta.label, options["filters"], options["limit"]
-        rows: Rows = ClaimQuerySet(model, using=alias)
+        rows = ClaimQuerySet[Any](model, using=alias)
         rows = rows.filter(condition, *(condition_of(text, model) for text in filters))
         which, matching = ", ".join([which, *filters]), rows.progress().total
         if not matching:
@@ -70,16 +68,18 @@ class RowsCommand(ClaimCommand):
         for sentence in warnings:
             self.stdout.write(self.style.WARNING(sentence))
         wanted = min(matching, limit or matching)
-        question = f"{action.name.partition(' ')[0].capitalize()} {counted(wanted, 'row')}"
+        question = f"{action.label} {counted(wanted, 'row')}"
         if options["dry_run"]:
             self.stdout.write(f"{question}: not done, --dry-run.")
             return
         if options["interactive"] and not _is_agreed(question):
-            raise CommandError("Nothing was done.")
+            self.stdout.write("Nothing was done.")
+            return
         began = self.said_at = clock()
         self.seen = 0
+        advance = partial(self._advance, wanted)
         try:
-            self.seen = verb(rows, limit=limit, progress=partial(self._advance, wanted))
+            self.seen = action.run(rows, limit=limit, progress=advance, **how)
         finally:
             # Also where it was stopped: that much is committed.
             done = f"{str(action.done).capitalize()} {counted(self.seen, 'row')} of {label}"
@@ -107,8 +107,6 @@ def _is_agreed(question: str) -> bool:
     """Ask the person at the terminal; without a terminal nobody is asked."""
     if sys.stdin is None or not sys.stdin.isatty():
         return True
-    try:
-        answer = input(f"{question}? [y/N] ")
-    except EOFError:
-        return False
-    return answer.strip().lower() in ("y", "yes")
+    with suppress(EOFError):
+        return input(f"{question}? [y/N] ").strip().lower() in ("y", "yes")
+    return False

@@ -15,7 +15,6 @@ Examples:
 
 from argparse import ArgumentParser
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from django.db.models import CASCADE
@@ -44,8 +43,7 @@ class Command(RowsCommand):
         except TypeError as error:
             raise UsageError(str(error)) from error
         which = f"complete, for more than {format_duration(older_than)}"
-        verb = partial(PRUNE.verb, older_than=older_than)
-        self.act(PRUNE, which, old, verb, warnings=_warnings(model), **options)
+        self.act(PRUNE, which, old, _warnings(model), how={"older_than": older_than}, **options)
 
 
 def _warnings(model: Model) -> list[str]:

@@ -15,7 +15,6 @@ Examples:
 """
 
 from argparse import ArgumentParser
-from functools import partial
 from typing import Any
 
 from django_taskclaim.columns import claim_columns
@@ -44,8 +43,8 @@ class Command(RowsCommand):
             action,
             " or ".join(named.get(state, state.value) for state in states),
             in_state(claim_columns(self.where[0][0]), *states),
+            [str(LOSE)] if options["running"] else [],
             # Of rows chosen through a join the verb alone looks at the state again, once it has them locked.
-            partial(action.run, named=[*named.values()]),
-            warnings=[str(LOSE)] if options["running"] else [],
+            how={"named": [*named.values()]},
             **options,
         )
