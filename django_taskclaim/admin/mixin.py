@@ -16,6 +16,7 @@ from django_taskclaim.admin.actions import CLAIM_ACTIONS, FILTERS_KEPT, ClaimAct
 from django_taskclaim.admin.control_room.mounting import register
 from django_taskclaim.admin.display import facts_of, look_at, steps_of, summary
 from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, ClaimFilter, order_of
+from django_taskclaim.admin.permissions import Base
 from django_taskclaim.columns import (
     LINK,
     claim_columns,
@@ -29,9 +30,8 @@ from django_taskclaim.states import Status
 from django_taskclaim.switch import describe_pause
 
 if TYPE_CHECKING:
-    ModelAdmin = admin.ModelAdmin[Any]
 
-    class ActionsModelAdmin(ModelAdmin):
+    class ActionsModelAdmin(Base):
         """That of django-admin-actions, which comes without types."""
 
         actions_row: tuple[str, ...]
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
         def actions_holder(self, instance: Any) -> str: ...
 
 else:
-    ModelAdmin = admin.ModelAdmin
     try:
         from admin_actions.admin import ActionsModelAdmin
     except ImportError as error:

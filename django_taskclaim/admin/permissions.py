@@ -1,4 +1,4 @@
-"""Who may look, who may act, who may turn the knobs. What is not allowed here is denied.
+"""Who may look, who may act, who may turn the knobs. What is not allowed here is denied; the site asks for the login.
 
 With ``django_taskclaim.control`` installed there are three permissions for all models together (``view_control``,
 ``operate``, ``configure``), and each counts only where the user may view, or change, the model as well. Without it the
@@ -6,65 +6,61 @@ model's own permissions decide, and there is nothing to configure.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from django.apps import apps
 from django.contrib import admin
-from django.contrib.auth import get_permission_codename
 from django.db import models
 from django.http import HttpRequest
 
 #: The app whose permissions these are.
 CONTROL = "taskclaim_control"
 
-#: What a user may do to claims, and the permissions on the model of which each needs one.
-NEEDS = {"view_control": ("view", "change"), "operate": ("change",), "configure": ("change",)}
+#: What a user may do to claims, and the permission of a ModelAdmin that each needs.
+NEEDS = {"view_control": "view_or_change", "operate": "change", "configure": "change"}
 
-Model: TypeAlias = type[models.Model] | None
+Admin: TypeAlias = "admin.ModelAdmin[Any] | None"
 
 if TYPE_CHECKING:
     Base = admin.ModelAdmin[Any]
-    Admin: TypeAlias = Base | None
 else:
     # Django's class takes no parameter while the program runs.
-    Base, Admin = object, Any
+    Base = object
 
 
-def may(request: HttpRequest, what: str, model: Model, *, model_admin: Admin = None) -> bool:
-    """Say whether the user may do *what*, one of NEEDS, to claims of *model*; with None, to those of all models.
+def may(
+    request: HttpRequest,
+    what: str,
+    model: type[models.Model] | None,
+    *,
+    model_admin: Admin = None,
+    obj: object = None,
+) -> bool:
+    """Say whether the user may do *what*, one of NEEDS, to claims of *model* or of *obj*; with None, to all models'.
 
     With *model_admin* that one is asked about the model, so that its own rules count. One with ``ClaimAdminMixin`` has
     the last word about ``operate``.
     """
     own = getattr(model_admin, "has_operate_permission", None)
     if what == "operate" and own is not None:
-        return bool(own(request))
-    return _granted(request, what, model, model_admin)
+        return bool(own(request, obj))
+    if model is not None:
+        model_admin = model_admin or admin.ModelAdmin(model, admin.site)
+    return _granted(request, what, model_admin, obj)
 
 
-def _granted(
-    request: HttpRequest, what: str, model: Model, model_admin: Admin, obj: object = None
-) -> bool:
-    """Say whether the user is on the staff, has the permission of the control app, and what it NEEDS on the model.
+def _granted(request: HttpRequest, what: str, model_admin: Admin, obj: object) -> bool:
+    """Say whether the user has the permission of the control app, and what it NEEDS of *model_admin*.
 
-    Without the control app nobody may do anything to all models, or ``configure`` any, and on one model its own
+    Without the control app nobody may do anything to all models (None), or ``configure`` any, and on one model its own
     permissions count.
     """
-    user: Any = getattr(request, "user", None)
-    if user is None or not (user.is_active and user.is_staff):
-        return False
     installed = apps.is_installed("django_taskclaim.control")
-    if installed and not user.has_perm(f"{CONTROL}.{what}"):
+    if installed and not request.user.has_perm(f"{CONTROL}.{what}"):
         return False
-    if model is None or (what == "configure" and not installed):
+    if model_admin is None or (what == "configure" and not installed):
         return installed
-    if model_admin is not None:
-        asked = (getattr(model_admin, f"has_{verb}_permission") for verb in NEEDS[what])
-        return any(has_permission(request, obj) for has_permission in asked)
-    meta = model._meta
-    named = (f"{meta.app_label}.{get_permission_codename(verb, meta)}" for verb in NEEDS[what])
-    return any(user.has_perm(name) for name in named)
+    return bool(getattr(model_admin, f"has_{NEEDS[what]}_permission")(request, obj))
 
 
 class OperatePermission(Base):
@@ -72,20 +68,17 @@ class OperatePermission(Base):
 
     def has_operate_permission(self, request: HttpRequest, obj: object = None) -> bool:
         """Say whether the user may act on claims of the model, or of *obj*."""
-        return _granted(request, "operate", self.model, self, obj)
+        return _granted(request, "operate", self, obj)
 
 
 def row_permission(
     request: HttpRequest, model_admin: Admin
 ) -> Callable[[models.Model], bool] | None:
     """Return what says whether the user may act on a row; None where the ModelAdmin makes no difference by row."""
-    kind: Any = type(model_admin)
-    own = getattr(kind, "has_operate_permission", None)
-    if model_admin is None or (
-        own in (None, OperatePermission.has_operate_permission)
-        and kind.has_change_permission is admin.ModelAdmin.has_change_permission
-    ):
+    if model_admin is None:
         return None
-    if own is None:
-        return lambda row: _granted(request, "operate", type(row), model_admin, row)
-    return partial(own, model_admin, request)
+    kind, ours = type(model_admin), OperatePermission.has_operate_permission
+    own = getattr(kind, "has_operate_permission", ours), kind.has_change_permission
+    if own == (ours, admin.ModelAdmin.has_change_permission):
+        return None
+    return lambda row: may(request, "operate", type(row), model_admin=model_admin, obj=row)
