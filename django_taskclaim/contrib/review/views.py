@@ -10,22 +10,12 @@ from django.contrib.auth.mixins import PermissionRequiredMixin
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import transaction
 from django.forms import BoundField
-from django.http import (
-    Http404,
-    HttpRequest,
-    HttpResponse,
-    HttpResponseBadRequest,
-    HttpResponseRedirect,
-)
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
-from django.template.response import TemplateResponse
-from django.utils.decorators import method_decorator
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_protect
-from django.views.generic.base import TemplateResponseMixin, View
-from django.views.generic.edit import ModelFormMixin
-from django.views.generic.list import MultipleObjectMixin
+from django.views.generic import ListView, UpdateView, View
 
 from django_taskclaim import conf
 from django_taskclaim.claim import carried_claim
@@ -36,18 +26,17 @@ from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.states import Token
 
 if TYPE_CHECKING:
-    _Many = MultipleObjectMixin[Any]
-    _Form = ModelFormMixin[Any, Any]
+    _List = ListView[Any]
+    _Update = UpdateView[Any, Any]
 else:
-    _Many, _Form = MultipleObjectMixin, ModelFormMixin
+    _List, _Update = ListView, UpdateView
 
-NO_CONTENT, CONFLICT = 204, 409
+NO_CONTENT, BAD_REQUEST, CONFLICT = 204, 400, 409
 
 #: Put back in one request, where no worker and no cron job does it.
 MOST_PUT_BACK = 100
 
 
-@method_decorator([never_cache, csrf_protect], name="dispatch")
 class HolderMixin(PermissionRequiredMixin, View):
     """For a view on which the user who is logged in holds rows.
 
@@ -60,22 +49,20 @@ class HolderMixin(PermissionRequiredMixin, View):
     #: The methods that a POST may name in ``act``.
     acts: ClassVar[tuple[str, ...]] = ()
 
-    request: HttpRequest
-
     if TYPE_CHECKING:
 
         def get_queryset(self) -> Any: ...
 
     @classmethod
     def as_view(cls, **initkwargs: object) -> Any:
-        return in_no_transaction(super().as_view(**initkwargs))
+        return in_no_transaction(never_cache(csrf_protect(super().as_view(**initkwargs))))
 
     def get_permission_required(self) -> Sequence[str]:
         """Return the permissions that the view needs: by default that to change rows of the model."""
+        if self.permission_required is not None:
+            return super().get_permission_required()
         meta = self.get_queryset().model._meta
-        named = self.permission_required
-        change = f"{meta.app_label}.{get_permission_codename('change', meta)}"
-        return [change] if named is None else super().get_permission_required()
+        return [f"{meta.app_label}.{get_permission_codename('change', meta)}"]
 
     def has_permission(self) -> bool:
         # A stranger has every permission of none, and holds nothing.
@@ -90,18 +77,18 @@ class HolderMixin(PermissionRequiredMixin, View):
         seconds = conf.DURATION.check(self.lease, "lease").total_seconds()
         return round(max(1, min(seconds / RENEWALS_PER_LEASE, 60)))
 
-    def post(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
+    def post(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
         name = request.POST.get("act", "")
         if name not in self.acts:
-            return HttpResponseBadRequest(_("There is no such act."))
-        answer: HttpResponseBase = getattr(self, name)()
+            return HttpResponse(_("There is no such act."), status=BAD_REQUEST)
+        answer: HttpResponse = getattr(self, name)()
         return answer
 
 
 # What a person holds
 
 
-class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
+class MyWorkView(HolderMixin, _List):
     """List what the user holds, and top it up to ``batch_size``.
 
         MyWorkView.as_view(model=Article, row_url_name="article")
@@ -124,7 +111,7 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
 
     def more(self) -> HttpResponse:
         """Claim as many rows as ``batch_size`` leaves room for, and show the page again."""
-        if len(self._claim()) < self.batch_size:
+        if self._claim() < self.batch_size:
             # What is the user's own was renewed.
             self.get_queryset().release_expired(limit=MOST_PUT_BACK)
             self._claim()
@@ -137,11 +124,11 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
             rows.renew(rows.holdings(self.holder()), self.lease)
         return HttpResponse(status=NO_CONTENT)
 
-    def _claim(self) -> list[Any]:
-        rows: list[Any] = self.get_queryset().claim_batch(
+    def _claim(self) -> int:
+        rows = self.get_queryset().claim_batch(
             self.batch_size, claimed_by=self.holder(), include_held=True, lease=self.lease
         )
-        return rows
+        return len(rows)
 
     def get_context_data(self, **kwargs: object) -> dict[str, Any]:
         rows, every = self.object_list, self.get_queryset()
@@ -163,7 +150,7 @@ class MyWorkView(HolderMixin, _Many, TemplateResponseMixin, View):
 TOKEN, TO = "taskclaim_token", "taskclaim_to"
 
 
-class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
+class HeldRowView(HolderMixin, _Update):
     """Edit a row that the user holds. ``get_queryset()``, ``fields`` or ``form_class`` and ``success_url`` are as ever.
 
     ``get_queryset()`` should find rows in any state, so that a form that came too late can be told what happened.
@@ -182,13 +169,17 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         """Return the users whom a row can be handed over to: nobody, until you say who."""
         return []
 
-    def get(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
-        """Show the form to the holder of the row, and its state to others."""
-        held = self._this_row().holdings(self.holder())
-        if not held:
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        try:
+            return super().dispatch(request, *args, **kwargs)
+        except ClaimLost:
             return self.not_yours()
-        self.object = held[0]
-        return self.render_to_response(self.get_context_data())
+
+    def get_object(self, queryset: object = None) -> Any:
+        """Return the row as the user holds it."""
+        if held := self._this_row().holdings(self.holder()):
+            return held[0]
+        raise ClaimLost([])
 
     def get_context_data(self, **kwargs: object) -> dict[str, Any]:
         mine = {
@@ -204,12 +195,6 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         return str(self.success_url or self.request.path)
 
     # What a POST may do
-
-    def post(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponseBase:
-        try:
-            return super().post(request, *args, **kwargs)
-        except ClaimLost:
-            return self.not_yours()
 
     def finish(self) -> HttpResponse:
         """Save and complete, in one transaction."""
@@ -229,10 +214,11 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         """Save, and let a colleague go on, in one transaction."""
         named, needed = self.request.POST.get(TO), self.get_permission_required()
         to = next((user for user in self.colleagues() if str(user.pk) == named), None)
-        if to is None or not to.has_perms(needed):
-            problem = _("Choose a colleague who may change this.")
-            return self._write(lambda row: None, problem=problem)
-        return self._write(lambda row: row.claim.hand_over(holder_of(to), lease=self.lease))
+        may = to is not None and to.has_perms(needed)
+        problem = "" if may else _("Choose a colleague who may change this.")
+        return self._write(
+            lambda row: row.claim.hand_over(holder_of(to), lease=self.lease), problem=problem
+        )
 
     def skip(self) -> HttpResponse:
         """Give the row back, unchanged, for somebody else and for later."""
@@ -261,7 +247,7 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
         if problem:
             form.add_error(None, problem)
         if not form.is_valid():
-            return self.render_to_response(self.get_context_data(form=form))
+            return self.form_invalid(form)
         self.write(form, then)
         return HttpResponseRedirect(go_to or self.get_success_url())
 
@@ -297,8 +283,8 @@ class HeldRowView(HolderMixin, _Form, TemplateResponseMixin, View):
             "back": self.success_url or "",
             "view": self,
         }
-        template = self.conflict_template_name
-        return TemplateResponse(self.request, template, context, status=CONFLICT)
+        self.template_name = self.conflict_template_name
+        return self.render_to_response(context, status=CONFLICT)
 
 
 def differs(field: BoundField) -> bool:
