@@ -130,6 +130,9 @@ def _answer(error: BaseException | None) -> tuple[Code | None, Meaning | None]:
             return sqlstate, MEANINGS.get(known, Meaning.REFUSAL)
         if isinstance(sqlite_code, int):
             return sqlite_code, SQLITE_MEANINGS.get(sqlite_code & 0xFF, Meaning.REFUSAL)
+        if type(error).__module__ == "sqlite3" and type(error).__name__ == "OperationalError":
+            # The driver's own, without a code: a text that is not UTF-8.
+            return None, Meaning.REFUSAL
         if isinstance(number, int):
             # From 2000 to 2999 the client speaks: the server is gone.
             usual = Meaning.SESSION if number // 1000 in (0, 2) else Meaning.REFUSAL

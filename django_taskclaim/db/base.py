@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from django.core.exceptions import EmptyResultSet
-from django.db import InterfaceError, InternalError, OperationalError, models
+from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.sql.compiler import SQLCompiler
 
@@ -168,10 +168,6 @@ class Dialect(Session):
     def may_be_done(self, error: Exception) -> bool:
         """Say whether the statement, or the COMMIT, that *error* came from may have been carried out all the same."""
         return meaning_of(error) is not Meaning.REFUSAL
-
-    def may_be_of_reading(self, error: Exception) -> bool:
-        """Say whether *error* may come from values of a row that cannot be read, and not from a server in trouble."""
-        return not isinstance(error, (OperationalError, InterfaceError, InternalError))
 
     # The clock
 

@@ -1,6 +1,5 @@
 """SQLite 3.35+: one writer at a time, so a single UPDATE … RETURNING claims and nothing needs a row lock."""
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,13 +27,6 @@ class SQLite(Dialect):
         # There is no server that could lose the answer, but a failing file system may have kept the COMMIT.
         code = getattr(error.__cause__, "sqlite_errorcode", None)
         return code is None or code & 0xFF == IO_ERROR
-
-    def may_be_of_reading(self, error: Exception) -> bool:
-        # For a text that is not UTF-8 the driver raises an OperationalError of its own, without a code of SQLite.
-        cause = error.__cause__
-        is_of_driver = isinstance(cause, sqlite3.OperationalError)
-        is_of_decoding = is_of_driver and not hasattr(cause, "sqlite_errorcode")
-        return is_of_decoding or super().may_be_of_reading(error)
 
     @contextmanager
     def detecting_rollback(self) -> Iterator[None]:

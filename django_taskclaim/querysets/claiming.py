@@ -13,7 +13,7 @@ from functools import partial
 from operator import attrgetter
 
 from django.conf import settings
-from django.db import OperationalError, models
+from django.db import DatabaseError, OperationalError, models
 
 from django_taskclaim import conf
 from django_taskclaim.claim import Claim, attach, carried_claims, checked_name, clock, new_holder
@@ -31,13 +31,14 @@ from django_taskclaim.querysets.instances import bare, build, claimed_by, like, 
 from django_taskclaim.querysets.isolating import (
     MOST_ROWS,
     Bad,
-    is_of_a_row,
-    is_unreadable,
     isolate_unreadable,
+    may_be_of_a_row,
+    read_nothing,
     refusals,
     remembered,
     send_around,
     without_refused,
+    write_nothing,
 )
 from django_taskclaim.querysets.scope import (
     ClaimTarget,
@@ -297,7 +298,8 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
     call.is_plain = call.autocommits = False
     call.goes_around = True
     try:
-        if not is_of_a_row(call.target, error) and not is_unreadable(call.queryset, error):
+        nothing = partial(_claim_nothing, call, writes=isinstance(error, DatabaseError))
+        if not may_be_of_a_row(call.target.alias, nothing, error):
             raise error
         rows = _claim(call)
         if not rows and not call.unreadable and _met_many(call):
@@ -310,6 +312,12 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
         raise
     fail_unreadable(call.unreadable)
     return rows
+
+
+def _claim_nothing(call: ClaimCall, *, writes: bool) -> None:
+    if writes:
+        write_nothing(call.target)
+    read_nothing(call.queryset)
 
 
 # Where a claim looks

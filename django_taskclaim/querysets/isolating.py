@@ -11,18 +11,18 @@ import logging
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from django.db import DatabaseError, connections, models, transaction
+from django.db import connections, models, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.deletion import ProtectedError, RestrictedError
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.contention import contention_code
-from django_taskclaim.db import dialect_for
 from django_taskclaim.db.sql import Key, sql
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import TaskClaimError
@@ -65,6 +65,31 @@ def bisect(
         yield outcome
 
 
+def may_be_of_a_row(using: str, nothing: Callable[[], object], error: Exception) -> bool:
+    """Say whether *error* may be of single rows; *nothing* does the same with no rows, and raises what is of all."""
+    connection = connections[using]
+    # A misspelt prefetch fails for every row: the caller must hear of it.
+    where = deque(traceback.walk_tb(error.__traceback__), 1)
+    if (
+        any(frame.f_code is models.prefetch_related_objects.__code__ for frame, _ in where)
+        # Django's own errors name rows of other tables, which may be many.
+        or isinstance(error, (TaskClaimError, ProtectedError, RestrictedError))
+        or contention_code(error) is not None
+        or not is_refusal(error)
+        # The whole transaction has failed.
+        or connection.needs_rollback
+    ):
+        return False
+    with savepoint_in(connection):
+        nothing()
+    return True
+
+
+def savepoint_in(connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
+    """Open a savepoint where a transaction is open, in which an error spoils what comes after it."""
+    return transaction.atomic(connection.alias) if connection.in_atomic_block else nullcontext()
+
+
 # Rows that the database lets nobody write
 
 #: One call goes around fewer such rows.
@@ -82,8 +107,8 @@ def send_around(
 
     Where many are, this raises the error of the last one found, or ends. The next call leaves them out.
     """
-    found = 0
-    for outcome in bisect(keys, attempt, partial(is_of_a_row, target)):
+    found, nothing = 0, partial(write_nothing, target)
+    for outcome in bisect(keys, attempt, partial(may_be_of_a_row, target.alias, nothing)):
         if not isinstance(outcome, Bad):
             yield outcome
             continue
@@ -95,24 +120,12 @@ def send_around(
             return
 
 
-def is_of_a_row(target: ClaimTarget, error: Exception) -> bool:
-    """Say whether *error* may be of single rows; a statement over no rows that fails, too, raises its own error."""
+def write_nothing(target: ClaimTarget) -> None:
+    """Write, and read, no row of the table."""
     dialect, table = target.dialect, target.table
-    if (
-        not isinstance(error, DatabaseError)
-        # These are Django's own errors. They name rows of other tables, which may be many.
-        or isinstance(error, (ProtectedError, RestrictedError))
-        or contention_code(error) is not None
-        or not is_refusal(error)
-        # The whole transaction has failed.
-        or dialect.connection.needs_rollback
-    ):
-        return False
+    dialect.wait_to_write(table)
     names = table.list_of(table.columns.owner._meta.local_concrete_fields)
-    with dialect.own_transaction():
-        dialect.wait_to_write(table)
-        dialect.fetch(sql("SELECT {} FROM {} WHERE 1 = 0", names, table.name))
-    return True
+    dialect.fetch(sql("SELECT {} FROM {} WHERE 1 = 0", names, table.name))
 
 
 #: How many seconds a refused row is left out.
@@ -174,29 +187,19 @@ def without_refused(queryset: Q) -> Q:
 # Rows that nobody can read
 
 
-def is_unreadable(rows: "models.QuerySet[Any]", error: Exception) -> bool:
-    """Say whether *error* may be of single rows among *rows*; reading none of them raises an error of the table."""
-    # A misspelt prefetch fails for every row: the caller must hear of it.
-    where = deque(traceback.walk_tb(error.__traceback__), 1)
-    misnamed = any(frame.f_code is models.prefetch_related_objects.__code__ for frame, _ in where)
-    if misnamed or isinstance(error, TaskClaimError):
-        return False
-    if not dialect_for(connections[rows.db]).may_be_of_reading(error):
-        return False
-    list(rows.extra(where=["1 = 0"]))
-    return True
-
-
 def isolate_unreadable(
     given: Sequence[T], read: Callable[[Sequence[T]], object], rows: "models.QuerySet[Any]"
 ) -> list[Bad[T]]:
     """Have *read* read all that it can of what is *given*, of *rows*; return what it cannot, each with the error."""
 
     def attempt(part: Sequence[T]) -> None:
-        # Inside a transaction an error spoils what comes after it.
-        inside = connections[rows.db].in_atomic_block
-        with transaction.atomic(using=rows.db) if inside else nullcontext():
+        with savepoint_in(connections[rows.db]):
             read(part)
 
-    outcomes = bisect(given, attempt, partial(is_unreadable, rows))
-    return [one for one in outcomes if isinstance(one, Bad)]
+    is_of_a_row = partial(may_be_of_a_row, rows.db, partial(read_nothing, rows))
+    return [one for one in bisect(given, attempt, is_of_a_row) if isinstance(one, Bad)]
+
+
+def read_nothing(rows: "models.QuerySet[Any]") -> None:
+    """Read none of *rows*."""
+    list(rows.extra(where=["1 = 0"]))
