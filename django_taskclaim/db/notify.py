@@ -4,8 +4,9 @@ Nothing depends on a call being heard: workers look by themselves, too. A call t
 """
 
 from collections.abc import Callable
+from functools import cache
 from time import monotonic
-from typing import Any, Self
+from typing import Any
 
 from django.db import connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -56,7 +57,7 @@ class _Caller:
             cursor.execute(asks, [CHANNEL, self.table])
 
 
-_callers: dict[tuple[type[models.Model], str], _Caller] = {}
+_caller = cache(_Caller)
 
 
 def call_workers(owner: type[models.Model], using: str) -> None:
@@ -69,9 +70,7 @@ def call_workers(owner: type[models.Model], using: str) -> None:
     connection = connections[using]
     if not can_call(connection):
         return
-    caller = _callers.get((owner, using))
-    if caller is None:
-        caller = _callers.setdefault((owner, using), _Caller(owner._meta.db_table, using))
+    caller = _caller(owner._meta.db_table, using)
     if not connection.in_atomic_block and (caller.is_silent() or not connection.get_autocommit()):
         # Without autocommit Django does not notice the commit.
         return
@@ -96,19 +95,13 @@ class Listener:
     """One session that listens, until its connection is closed."""
 
     def __init__(self, connection: BaseDatabaseWrapper, heard: Callable[[str], None]) -> None:
-        self._driver: Any = connection.connection
-        self._errors = connection.wrap_database_errors
-        self._heard = heard
-
-    @classmethod
-    def on(cls, connection: BaseDatabaseWrapper, heard: Callable[[str], None]) -> Self:
         """Listen on *connection* from now on, and have *heard* called with each call's table."""
-        listener = cls(connection, heard)
-        # Calls also arrive with the answers to statements.
-        listener._driver.add_notify_handler(lambda notify: heard(notify.payload))
         with connection.cursor() as cursor:
+            self._driver: Any = connection.connection
+            # Calls also arrive with the answers to statements.
+            self._driver.add_notify_handler(lambda notify: heard(notify.payload))
             cursor.execute(f"LISTEN {CHANNEL}")
-        return listener
+        self._errors, self._heard = connection.wrap_database_errors, heard
 
     def still_on(self, connection: BaseDatabaseWrapper) -> bool:
         """Say whether *connection* is the session that listens: after an outage it is another one."""

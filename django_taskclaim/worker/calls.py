@@ -78,8 +78,7 @@ class Calls:
         connection = connections[self._options.using]
         if self._listener is not None and self._listener.still_on(connection):
             return False
-        connection.ensure_connection()
-        self._listener = Listener.on(connection, self._hear)
+        self._listener = Listener(connection, self._hear)
         # What came in before is for the next poll, unless somebody looks now.
         for table in self._models:
             self._hear(table)

@@ -1,6 +1,7 @@
 """New rows wake idle workers on PostgreSQL: once a transaction, after its commit, and only where it was asked for."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 from django.db import connection, connections, transaction
@@ -23,13 +24,13 @@ def hear(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
     """Return what tells which tables another session was called for since the last time."""
     models = {Job, TextKey}
     called_for.update(models)
-    monkeypatch.setattr(notify, "_callers", {})
+    monkeypatch.setattr(notify, "_caller", cache(notify._Caller))
     # No call is followed by silence.
     monkeypatch.setattr(notify, "SILENCE", 0.0)
     other = connections.create_connection("default")
     other.ensure_connection()
     calls: list[str] = []
-    listener = Listener.on(other, calls.append)
+    listener = Listener(other, calls.append)
 
     def new_calls() -> list[str]:
         # What was committed before has arrived with the answer to a statement.

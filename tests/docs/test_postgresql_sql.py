@@ -23,7 +23,7 @@ def test_the_trigger_wakes_workers_for_rows_inserted_by_sql() -> None:
     heard: list[str] = []
     other = connections.create_connection("default")
     other.ensure_connection()
-    listener = Listener.on(other, heard.append)
+    listener = Listener(other, heard.append)
     try:
         with connection.cursor() as cursor:
             cursor.execute(trigger.replace("post_mail", table))
