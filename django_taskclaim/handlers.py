@@ -26,14 +26,7 @@ from django_taskclaim.conf import accepting
 from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.db.notify import called_for
 from django_taskclaim.limits.key_limits import limits_of_policy
-from django_taskclaim.policy import (
-    SHORTEST_LEASE,
-    Backoff,
-    Policy,
-    Rule,
-    policies,
-    policy_for,
-)
+from django_taskclaim.policy import SHORTEST_LEASE, Backoff, Policy, Rule, policies, policy_for
 from django_taskclaim.querysets.completing import checked_results
 from django_taskclaim.querysets.scope import Rows, refuse_unclaimable
 

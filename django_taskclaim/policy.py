@@ -82,7 +82,7 @@ class Policy:
     )
     #: What errors of these classes mean, and of their subclasses that are not named themselves.
     errors: Mapping[type[BaseException], Rule] = conf.option(
-        Kind("a mapping from exception classes to Permanent, RetryLater(…) or None", _read_errors),
+        Kind("a mapping from exception classes to Permanent, RetryLater(…) or None", _read_errors)
     )
     #: What becomes of a row that is done.
     completion: Completion = conf.option(Kind("a completion", as_completion), default="mark")

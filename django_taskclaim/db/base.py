@@ -308,13 +308,7 @@ class Dialect(Session):
         clause = "FOR UPDATE" if deleting else self.lock_clause
         return sql("{} {} OF {}{}", rows, clause, unqualified(table.name), SKIP)
 
-    def select(
-        self,
-        table: KeyTable,
-        fields: Fields,
-        condition: SQL,
-        lock: str = "",
-    ) -> list[Row]:
+    def select(self, table: KeyTable, fields: Fields, condition: SQL, lock: str = "") -> list[Row]:
         """Return *fields* of the rows that match, by key.
 
         *lock* locks them first: ``WAIT`` or ``SKIP`` says what happens to rows that another transaction has locked.
@@ -335,11 +329,7 @@ class Dialect(Session):
         return table.python_rows(fields, self.fetch(statement))
 
     def select_keys(
-        self,
-        table: KeyTable,
-        keys: Keys,
-        condition: SQL | None = None,
-        lock: str = "",
+        self, table: KeyTable, keys: Keys, condition: SQL | None = None, lock: str = ""
     ) -> list[Key]:
         """Return those of *keys* whose rows are there and match *condition*; see ``select``."""
         if not keys:

@@ -9,16 +9,7 @@ from django.db import InternalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.db.base import Dialect
-from django_taskclaim.db.sql import (
-    PREPARED,
-    SQL,
-    Keys,
-    KeyTable,
-    OwnValues,
-    Raw,
-    sql,
-    value,
-)
+from django_taskclaim.db.sql import PREPARED, SQL, Keys, KeyTable, OwnValues, Raw, sql, value
 from django_taskclaim.policy import RENEWALS_PER_LEASE
 
 #: libpq's states for no transaction, and for an open one without error. A transaction that an error has aborted has

@@ -26,9 +26,7 @@ class Migration(migrations.Migration):
                 ("expires_at", django_taskclaim.fields.MomentField(default=None, null=True)),
                 ("iteration", django_taskclaim.fields.CounterField(db_default=0, default=0)),
             ],
-            options={
-                "db_table": "taskclaim_namedlease",
-            },
+            options={"db_table": "taskclaim_namedlease"},
         ),
         migrations.CreateModel(
             name="RateLevel",
@@ -37,9 +35,7 @@ class Migration(migrations.Migration):
                 ("level", models.FloatField()),
                 ("at", django_taskclaim.fields.MomentField()),
             ],
-            options={
-                "db_table": "taskclaim_ratelevel",
-            },
+            options={"db_table": "taskclaim_ratelevel"},
         ),
         migrations.CreateModel(
             name="Switch",

@@ -16,13 +16,7 @@ from django_taskclaim.models.mixins import (
 )
 from django_taskclaim.models.ranges import RangeMixin
 from django_taskclaim.models.sources import SourceKey, SourceMixin
-from django_taskclaim.tables import (
-    Control,
-    NamedLease,
-    RateLevel,
-    Switch,
-    WorkerProcess,
-)
+from django_taskclaim.tables import Control, NamedLease, RateLevel, Switch, WorkerProcess
 
 __all__ = [
     "ClaimMixin",

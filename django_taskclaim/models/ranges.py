@@ -5,10 +5,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Self
 
 from django_taskclaim.conf import NUMBER_OR_NONE
-from django_taskclaim.fields import (
-    RangeCountField,
-    RangeTextField,
-)
+from django_taskclaim.fields import RangeCountField, RangeTextField
 from django_taskclaim.models.mixins import ClaimBase
 from django_taskclaim.querysets.scope import Rows
 from django_taskclaim.ranges import RangeManager, walking

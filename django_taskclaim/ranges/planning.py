@@ -85,11 +85,7 @@ def _store(target: RangeTarget, end: End, parts: list[Part]) -> int:
     bounds = zip([last_key, *uppers], uppers, parts, strict=False)
     ranges = [
         target.model(
-            lower=lower,
-            upper=upper,
-            rows_planned=part.rows,
-            position=position + number,
-            **wait,
+            lower=lower, upper=upper, rows_planned=part.rows, position=position + number, **wait
         )
         for number, (lower, upper, part) in enumerate(bounds, 1)
     ]
