@@ -69,7 +69,7 @@ def run_due(
     if handler.is_async:
         handler = replace(handler, function=async_to_sync(handler.function))
     inflight, counters = InFlight(), Counters()
-    running = _Inline(alias, inflight, cast(LeaseKeeper, _NO_KEEPER), None)
+    running = _Inline(alias, inflight, cast(LeaseKeeper, _NO_KEEPER))
     sizes = {handler.model: BatchSize(handler, threads=1)}
     writer = Writer(alias, inflight, counters, sizes, _is_never_away)
     run: list[HeldRow] = []

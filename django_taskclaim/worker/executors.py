@@ -38,7 +38,7 @@ class Executor(WorkerThread):
         super().__init__(options, inflight, name)
         self.service = service
         self.throttles = service.throttles
-        self.running = Running(options.using, inflight, service.keeper, None)
+        self.running = Running(options.using, inflight, service.keeper)
 
     def _settle(self, item: WorkItem) -> None:
         if not self.inflight.settle(item):
@@ -65,18 +65,13 @@ class Executor(WorkerThread):
             # At once, or the rest of a quick handler's batch would fail, too.
             self.service.keeper.withdraw(item.handler.model)
 
-    def _idle_beside(self, lease: timedelta = timedelta()) -> timedelta:
-        """Return how long the server lets a transaction be idle: twice the *lease* of the rows worked on in it.
+    def _bound_transactions(self, lease: timedelta = timedelta()) -> None:
+        """Have the server end transactions of this thread that were idle for twice the longest lease.
 
-        That is what a frozen process may block others for; a handler's own transaction has that long.
+        That is what a frozen process may block others for; a handler's own transaction has that long. Leases may have
+        changed, and rows that were claimed before keep their *lease*.
         """
-        return 2 * max(lease, self.service.keeper.longest_lease)
-
-    def _prepare_for(self, idle: timedelta) -> None:
-        """Have the server end transactions of this thread that were idle for so long."""
-        if idle != self.running.idle:
-            self.running.idle = idle
-            guard_connections(idle, ours_alone=False)
+        guard_connections(2 * max(lease, self.service.keeper.longest_lease), ours_alone=False)
 
     def _tidy_up(self, *, idle: bool = False) -> None:
         self.attempt("tidying up", partial(tidy_up, idle=idle))
@@ -86,7 +81,7 @@ class HandlerThread(Executor):
     """One thread for plain functions, with a database connection of its own if they ask for one."""
 
     def run(self) -> None:
-        self._prepare_for(self._idle_beside())
+        self._bound_transactions()
         self.started.set()
         try:
             while not self.leaving.is_set():
@@ -100,8 +95,7 @@ class HandlerThread(Executor):
 
     def _work(self, item: WorkItem) -> None:
         try:
-            # Leases may have changed, and rows that were claimed before keep theirs. Those of an item are of one claim.
-            self._prepare_for(self._idle_beside(item.rows[0].claim.lease))
+            self._bound_transactions(item.rows[0].claim.lease)
             with self.throttles.working_on(item.handler.model):
                 is_unheard = item.handler.model not in self.throttles.breakers
                 self.running.run(item, with_next=is_unheard)
@@ -117,6 +111,9 @@ class HandlerThread(Executor):
 
 class LoopThread(Executor):
     """One event loop for coroutine functions. Their use of Django's ORM shares one more thread and connection."""
+
+    #: The longest lease when transactions were last bounded by it.
+    _longest = timedelta()
 
     def run(self) -> None:
         asyncio.run(self._run())
@@ -139,8 +136,9 @@ class LoopThread(Executor):
         await sync_to_async(close_all)()
 
     async def _follow_leases(self) -> None:
-        if (idle := self._idle_beside()) != self.running.idle:
-            await sync_to_async(self._prepare_for)(idle)
+        if (longest := self.service.keeper.longest_lease) != self._longest:
+            self._longest = longest
+            await sync_to_async(self._bound_transactions)()
 
     async def _work(self, item: WorkItem) -> None:
         try:

@@ -63,20 +63,16 @@ AWAY = PutBack("the database was away", timedelta(seconds=1))
 
 
 #: For so many seconds after a COMMIT a connection is taken to be there still, and not asked.
-USED_LATELY = 1.0
+USED_LATELY = 0.25
 
 
 class Running:
     """Runs items and says what became of their rows; all but an atomic handler's completion is written later."""
 
-    def __init__(
-        self, using: str, inflight: InFlight, keeper: LeaseKeeper, idle: timedelta | None
-    ) -> None:
+    def __init__(self, using: str, inflight: InFlight, keeper: LeaseKeeper) -> None:
         self.using = using
         self.inflight = inflight
         self.keeper = keeper
-        #: How long an atomic handler's transaction may be idle; None for as long as the server has it.
-        self.idle = idle
         self._looked = clock()
         #: By ``clock()``, when an atomic handler was last committed.
         self._used = 0.0
@@ -288,8 +284,7 @@ class Running:
     def _call(self, item: WorkItem) -> Answer:
         handler = item.handler
         if handler.atomic:
-            idle = timedelta.max if self.idle is None else self.idle
-            used_lately = clock() - self._used < min(USED_LATELY, idle.total_seconds() / 4)
+            used_lately = clock() - self._used < USED_LATELY
             answer = call_atomically(item, self.using, used_lately=used_lately)
             self._used = clock() if answer.committed else 0.0
             return self._unless_left_open(answer, self.using)
