@@ -69,7 +69,7 @@ def redact(text: str, *, keep_end: bool = False) -> str:
 
     Where the hook fails, or answers with anything but text, all of the text is withheld.
     """
-    shown = _clean(_cut(text, SEEN, keep_end=keep_end))
+    shown = clean(_cut(text, SEEN, keep_end=keep_end))
     path = conf.setting("REDACT")
     if path is None or not shown:
         return shown
@@ -80,7 +80,7 @@ def redact(text: str, *, keep_end: bool = False) -> str:
         # The hook saw but half of a secret next to the cut, and may not have known it.
         margin = SEEN // 4
         shown = "…" + shown[margin:] if keep_end else shown[: max(0, len(shown) - margin)] + "…"
-    return _clean(shown)
+    return clean(shown)
 
 
 def redaction_fault() -> str:
@@ -103,7 +103,7 @@ def log(
     then text, in the message and as ``record.traceback``.
     """
     own = "" if raised is None else _raw_text(raised)
-    is_plain = len(own) <= SEEN and own == _clean(own)
+    is_plain = len(own) <= SEEN and own == clean(own)
     if raised is None or (is_plain and conf.setting("REDACT") is None):
         logger.log(level, message, *args, exc_info=raised, extra=extra, stacklevel=2)
     elif logger.isEnabledFor(level):
@@ -153,7 +153,7 @@ def _class_of(error: object) -> str:
     if not issubclass(kind, BaseException):
         return ""
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return _cut(_clean(f"{module}{kind.__qualname__}"), CLASS_LENGTH)
+    return _cut(clean(f"{module}{kind.__qualname__}"), CLASS_LENGTH)
 
 
 def _raw_text(error: object) -> str:
@@ -198,6 +198,6 @@ def _cut(text: str, most: int, *, keep_end: bool = False) -> str:
     return "…" + text[len(text) - most + 1 :] if keep_end else text[: most - 1] + "…"
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Return *text* with what no database takes, NUL and lone surrogates, in escapes."""
     return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")

@@ -25,6 +25,7 @@ from django.utils.translation import gettext_lazy
 
 from django_taskclaim import conf
 from django_taskclaim.admin.confirming import Answer, Crumb, confirm
+from django_taskclaim.admin.control_room.forms import ReasonForm
 from django_taskclaim.admin.display import STATES, facts_of, summary
 from django_taskclaim.admin.permissions import Admin, OperatePermission, may, row_permission
 from django_taskclaim.claim import clock
@@ -64,18 +65,12 @@ LOCKED = gettext_lazy("that somebody else has locked or changed meanwhile")
 REFUSED = gettext_lazy("that the database refuses to have written (%(error)s)")
 
 
-class ActionForm(forms.Form):
+class ActionForm(ReasonForm):
     """Which rows an action shall change that it leaves alone unless they are named, and why."""
 
     running = forms.BooleanField(label=gettext_lazy("Take running rows from their holders"))
     complete = forms.BooleanField(label=gettext_lazy("Include rows that are complete"))
-    reason = forms.CharField(
-        label=gettext_lazy("Reason"),
-        max_length=500,
-        help_text=gettext_lazy(
-            "It is kept in the record, and is the error of a row that is failed."
-        ),
-    )
+    field_order = (*NAMED.values(), "reason")
 
     def __init__(self, *args: Any, action: Action, states: Collection[str], **options: Any):
         """*states* are those of the rows; nothing is asked about others."""
@@ -84,7 +79,9 @@ class ActionForm(forms.Form):
             self.fields[name].required = state in action.states
             if state not in states or not action.takes(state):
                 del self.fields[name]
-        self.fields["reason"].required = action.stores_reason
+        if action.stores_reason:
+            self.fields["reason"].required = True
+            self.fields["reason"].help_text = _("It is the error of the rows.")
 
 
 class ClaimActions(OperatePermission):

@@ -183,7 +183,7 @@ GIVE_BACK = Instruction(
 #: The commands that one worker process can be given, by name.
 WORKER_COMMANDS = {one.name: one for one in (DRAIN, STOP, GIVE_BACK)}
 
-#: What was done, by the name in the audit.
+#: What was done, by the name in the audit; an action of the project's own is not among them.
 DONE: dict[str, Text] = {
     "settings": _("settings changed"),
     "worker command": _("command to worker"),
@@ -191,8 +191,3 @@ DONE: dict[str, Text] = {
     "mark as known": _("failures marked as known"),
     **{action.name: action.done for action in (*ROW_ACTIONS, PRUNE, PAUSE, RESUME)},
 }
-
-
-def what_was_done(action: str) -> str:
-    """Return in words what the audit has stored; an action of the project's own has its own name."""
-    return str(DONE.get(action, action))

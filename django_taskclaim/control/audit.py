@@ -15,9 +15,10 @@ from django.db import models, router, transaction
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
-from django_taskclaim.control.actions import what_was_done
+from django_taskclaim.control.actions import DONE
 from django_taskclaim.control.models import OperatorAct, is_on
 from django_taskclaim.db import DatabaseNow
+from django_taskclaim.error_text import clean
 from django_taskclaim.formatting import counted, format_duration
 from django_taskclaim.models import Switch
 from django_taskclaim.switch import (
@@ -57,28 +58,24 @@ def record_action(
     if rows is not None:
         subject = f"{counted(rows, 'row')} of {subject}"
     why = f": {reason}" if reason else ""
-    facts = {"act": action, "rows": rows or 0, "by": str(by), "reason": reason, "key": key}
-    logger.info(
-        "%s by %s, %s%s",
-        *(action.capitalize(), by, f"{subject} {key}".rstrip(), why),
-        extra={"event": "act", "model": label, **facts},
-    )
+    facts = {
+        "model": label,
+        "act": action[:50],
+        "rows": rows or 0,
+        "by": clean(str(by))[:200],
+        "reason": clean(reason)[:500],
+        "key": clean(key)[:255],
+    }
+    words = action.capitalize(), by, f"{subject} {key}".rstrip(), why
+    logger.info("%s by %s, %s%s", *words, extra={"event": "act", **facts})
     if using is None:
         using = router.db_for_write(model or Switch)
     for alias in [using] if isinstance(using, str) else using:
         if is_on(alias):
             with _guarded(alias):
-                OperatorAct.objects.using(alias).create(
-                    at=DatabaseNow(),
-                    model=label,
-                    act=action[:50],
-                    rows=rows or 0,
-                    by=storable(str(by), 200),
-                    reason=storable(reason, 500),
-                    key=storable(key, 255),
-                )
+                OperatorAct.objects.using(alias).create(at=DatabaseNow(), **facts)
     if getattr(by, "pk", None) is not None and apps.is_installed("django.contrib.admin"):
-        done = what_was_done(action)
+        done = str(DONE.get(action, action))
         title = f"{key or subject}: {done}"
         _store_entry(model or Switch, by, key if rows else "", title, f"{capfirst(done)}{why}")
 
@@ -104,16 +101,10 @@ def _store_entry(model: type[models.Model], user: Any, key: str, title: str, tex
             user_id=user.pk,
             content_type_id=content_type.pk,
             object_id=key or None,
-            object_repr=storable(title, 200),
+            object_repr=clean(title)[:200],
             action_flag=CHANGE,
-            change_message=storable(text, 2000),
+            change_message=clean(text)[:2000],
         )
-
-
-def storable(text: str, length: int) -> str:
-    """Return what a column takes of a text that anybody may have written."""
-    clean = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
-    return clean[:length]
 
 
 # The switch

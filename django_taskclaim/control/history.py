@@ -13,11 +13,10 @@ from django.dispatch import Signal
 from django_taskclaim import conf, signals
 from django_taskclaim.claim import claim_of
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.control.audit import storable
 from django_taskclaim.control.models import ClaimEvent, is_on
 from django_taskclaim.control.reading import is_named
 from django_taskclaim.db import DatabaseNow
-from django_taskclaim.error_text import class_and_text, one_line
+from django_taskclaim.error_text import clean, describe
 from django_taskclaim.querysets.expiry import OUTCOMES
 from django_taskclaim.states import Status
 from django_taskclaim.tables import scope_of
@@ -43,12 +42,12 @@ def _write(sender: Any, signal: Signal, using: str, **facts: Any) -> None:
     if signal is signals.rows_expired:
         detail, _columns = OUTCOMES[facts["outcome"]]
     elif signal is signals.rows_failed:
-        detail = one_line(*class_and_text(facts["error"]))
-    shared = {"model": scope_of(sender), "at": DatabaseNow(), "detail": storable(detail, 500)}
+        detail = describe(facts["error"])
+    shared = {"model": scope_of(sender), "at": DatabaseNow(), "detail": clean(detail)[:500]}
     keys = facts.get("keys", ())
     holders = facts.get("holders") or [facts.get("by", "")] * len(keys)
     found = [
-        ClaimEvent(key=storable(str(key), 255), event=event, holder=holder or "", **shared)
+        ClaimEvent(key=clean(str(key))[:255], event=event, holder=holder or "", **shared)
         for key, holder in zip(keys, holders, strict=True)
     ]
     status = claim_columns(sender).status.attname
@@ -56,7 +55,7 @@ def _write(sender: Any, signal: Signal, using: str, **facts: Any) -> None:
         is_back = event == "failed" and row.__dict__.get(status) != Status.FAILED
         one = ClaimEvent(event="retried" if is_back else event, **shared)
         if claim := claim_of(row):
-            one.key, (one.holder, one.iteration) = storable(str(claim.pk), 255), claim.token
+            one.key, (one.holder, one.iteration) = clean(str(claim.pk))[:255], claim.token
             found.append(one)
     ClaimEvent.objects.using(using).bulk_create(found, batch_size=int(conf.setting("CHUNK_SIZE")))
 

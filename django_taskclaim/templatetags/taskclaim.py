@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.control.actions import what_was_done
+from django_taskclaim.control.actions import DONE
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.holders import name_of
@@ -137,5 +137,5 @@ def across(place: float) -> str:
 
 
 register.filter("duration", format_duration)
-register.filter("act_done", what_was_done)
+register.filter("act_done", lambda act: DONE.get(act, act))
 register.filter("holder", name_of)

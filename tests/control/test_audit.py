@@ -55,7 +55,7 @@ def test_an_act_is_logged_once_with_its_facts(caplog: pytest.LogCaptureFixture) 
     newest, before = acts(Photo, using="default", limit=2)
     assert (newest.rows, before.rows) == (3, 2)
     assert (len(newest.by), len(newest.reason)) == (200, 500)
-    assert newest.reason.startswith("\\0 \\ud800 xxx")
+    assert newest.reason.startswith("\\x00 \\ud800 xxx")
     caplog.set_level(logging.INFO, "django_taskclaim.control")
     record_action(Photo, "fail", rows=1, by="ada", reason="spam", key="7")
     (record,) = [one for one in caplog.records if one.name == "django_taskclaim.control"]
