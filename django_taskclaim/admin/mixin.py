@@ -24,7 +24,6 @@ from django_taskclaim.columns import (
     is_companion,
     source_key_text,
 )
-from django_taskclaim.findings import message
 from django_taskclaim.limits import stops_of
 from django_taskclaim.states import Status
 from django_taskclaim.switch import describe_pause
@@ -34,18 +33,14 @@ if TYPE_CHECKING:
     class ActionsModelAdmin(Base):
         """That of django-admin-actions, which comes without types."""
 
-        actions_row: tuple[str, ...]
-
         def actions_holder(self, instance: Any) -> str: ...
 
 else:
     try:
         from admin_actions.admin import ActionsModelAdmin
-    except ImportError as error:
-        raise ImproperlyConfigured(
-            "ClaimAdminMixin needs the package django-admin-actions: pip install 'django-taskclaim[admin]',"
-            " and add 'admin_actions' to INSTALLED_APPS."
-        ) from error
+    except ImportError:
+        # Django imports this module in every project that has an admin.
+        ActionsModelAdmin = admin.ModelAdmin
 
 
 class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
@@ -66,8 +61,13 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         css = {"all": ["taskclaim/claims.css"]}
 
     def __init__(self, model: Any, admin_site: Any) -> None:
-        """Raise TypeError for a model that is not claimable."""
+        """Raise TypeError for a model that is not claimable, ImproperlyConfigured without django-admin-actions."""
         claim_columns(model)
+        if not apps.is_installed("admin_actions"):
+            raise ImproperlyConfigured(
+                "ClaimAdminMixin needs the package that draws its buttons: pip install 'django-taskclaim[admin]', and"
+                " add 'admin_actions' to INSTALLED_APPS."
+            )
         super().__init__(model, admin_site)
         # django-admin-actions adds its column to a tuple.
         self.list_display = tuple(self.list_display)
@@ -79,14 +79,6 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         if takes_source(model) and LINK not in chosen:
             # Else the form would offer every source there is.
             self.raw_id_fields = (*self.raw_id_fields, LINK)  # type: ignore[misc]  # a ClassVar in django-stubs
-
-    def check(self, **kwargs: object) -> Any:
-        found = super().check(**kwargs)
-        if not apps.is_installed("admin_actions"):
-            text = "ClaimAdminMixin needs the app 'admin_actions', which draws its buttons."
-            hint = "Put 'admin_actions' into INSTALLED_APPS."
-            found.append(message("E021", text, hint, type(self)))
-        return found
 
     # Who may
 
@@ -107,8 +99,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         return tuple(shown)
 
     def get_list_filter(self, request: HttpRequest) -> Any:
-        own = list(super().get_list_filter(request))
-        return [*own, *(one for one in FILTERS if one not in own)]
+        return [*super().get_list_filter(request), *FILTERS]
 
     def get_ordering(self, request: HttpRequest) -> Any:
         """Where the list is filtered by state, and nobody asks for an order, take one that an index has.

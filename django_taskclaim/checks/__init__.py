@@ -14,7 +14,6 @@ E008      the database has no claim of the kind that ``TASKCLAIM["CLAIM_STRATEGY
 E012      a database that holds a claimable model has ``AUTOCOMMIT`` False
 E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or returns no text
 E016      a database that holds a claimable model is of a kind that nothing is claimed on
-E021      the buttons of ``ClaimAdminMixin`` need ``admin_actions`` in INSTALLED_APPS
 E031      a health check of a handler, or of ``TASKCLAIM["HEALTH_CHECKS"]``, leads to nothing, or to what is no check
 E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model, or the app that keeps histories is not installed
 E051      the archive of a handler is no installed model on a table of its own

@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import Client, override_settings
 from django.urls import reverse
 
+import django_taskclaim.admin as package
 from django_taskclaim.admin import ClaimAdminMixin
 from tests.admin.room import act_on, address
 from tests.factories import make
@@ -34,10 +35,21 @@ def listing(model: Any, *names: str) -> Any:
     return Listing(model, admin.AdminSite())
 
 
-def test_the_app_that_draws_the_buttons_must_be_installed() -> None:
-    apps = [name for name in settings.INSTALLED_APPS if name != "admin_actions"]
-    with override_settings(INSTALLED_APPS=apps):
-        assert ids_of(admin.site._registry[Photo]) == ["taskclaim.E021"]
+@override_settings(
+    INSTALLED_APPS=[one for one in settings.INSTALLED_APPS if one != "admin_actions"]
+)
+def test_without_the_extra_a_project_starts_and_only_the_mixin_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Django imports ``django_taskclaim.admin`` in every project that has an admin."""
+    with pytest.raises(ImproperlyConfigured, match="add 'admin_actions' to INSTALLED_APPS"):
+        listing(Photo)
+    monkeypatch.setitem(sys.modules, "admin_actions.admin", None)
+    monkeypatch.delitem(sys.modules, "django_taskclaim.admin.mixin")
+    monkeypatch.delattr(package, "mixin")
+    mixin = importlib.import_module("django_taskclaim.admin.mixin").ClaimAdminMixin
+    with pytest.raises(ImproperlyConfigured, match=r"pip install 'django-taskclaim\[admin\]'"):
+        type("PhotoAdmin", (mixin, admin.ModelAdmin), {})(Photo, admin.AdminSite())
 
 
 def test_a_model_that_is_not_claimable_and_a_list_that_would_edit_claim_columns_are_refused() -> (
@@ -47,21 +59,6 @@ def test_a_model_that_is_not_claimable_and_a_list_that_would_edit_claim_columns_
         listing(User)
     assert ids_of(listing(Photo, "status")) == ["admin.E125"]
     assert ids_of(listing(UuidKey, "priority", "note")) == []
-
-
-def test_without_the_extra_a_project_starts_and_only_the_mixin_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Django imports ``django_taskclaim.admin`` in every project that has an admin."""
-    import django_taskclaim.admin as package
-
-    monkeypatch.setitem(sys.modules, "admin_actions", None)
-    monkeypatch.setitem(sys.modules, "admin_actions.admin", None)
-    monkeypatch.delitem(sys.modules, "django_taskclaim.admin.mixin")
-    monkeypatch.delattr(package, "mixin")
-    importlib.reload(package)
-    with pytest.raises(ImproperlyConfigured, match=r"pip install 'django-taskclaim\[admin\]'"):
-        _ = package.ClaimAdminMixin
 
 
 @pytest.mark.django_db
