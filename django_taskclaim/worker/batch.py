@@ -65,10 +65,8 @@ class Ambiguous:
 Outcome: TypeAlias = Done | Failed | PutBack | Ambiguous | Ended
 
 
-#: Bytes for each child: room for several claims of 1,000 rows.
-SIZE = 2**19
-#: A note takes whole pages, one after the other.
-PAGE = 512
+#: Bytes for each child, and of these for the note of one claim: room for a thousand keys of thirty bytes.
+SIZE, NOTE = 2**21, 2**15
 #: How a note begins: number of rows, length of the text, checksum. A byte for each row and the text follow.
 HEAD = struct.Struct("=III")
 
@@ -98,70 +96,58 @@ class Notes:
     """The notes of one process, each kept as long as its ``Batch``. Without memory nothing is noted."""
 
     def __init__(self, memory: Any = None) -> None:
-        self._memory = memoryview(memory or b"").cast("B")
-        #: By page, whether a note takes it.
-        self._used = bytearray(len(self._memory) // PAGE)
+        whole = memoryview(memory or b"").cast("B")
+        #: The places of notes that no batch has.
+        self._free = [whole[start : start + NOTE] for start in range(0, len(whole), NOTE)]
 
     def add(self, batch: Batch, label: str, holder: str, keys: Sequence[object]) -> None:
         """Note a claim if there is room; *batch* notes its rows there from now on."""
-        if not self._used:
-            return
         try:
             text = pickle.dumps((label, holder, keys))
         except Exception:
             # A class of the user's that cannot be pickled.
             return
         rows, length = len(keys), len(text)
-        page = self._used.find(bytes(_pages(rows, length)))
-        if page < 0:
+        if not self._free or HEAD.size + rows + length > NOTE:
             return
-        started, place = self._keep(batch, page, rows, length)
-        started[:], place[:] = bytes(rows), text
+        place = self._free.pop()
+        self._keep(batch, place, rows)
+        batch.started[:] = bytes(rows)
+        place[HEAD.size + rows :][:length] = text
         # Last: the process may be killed between any two of these writes.
-        HEAD.pack_into(self._memory, page * PAGE, rows, length, zlib.crc32(text, rows))
+        HEAD.pack_into(place, 0, rows, length, zlib.crc32(text, rows))
 
-    def _keep(
-        self, batch: Batch, page: int, rows: int, length: int
-    ) -> tuple[memoryview, memoryview]:
-        """Take the pages of a note until its batch is gone, and return where its rows and its text are."""
-        pages = _pages(rows, length)
-        self._used[page : page + pages] = b"\1" * pages
-        weakref.finalize(batch, self._free, page, pages)
-        start = page * PAGE + HEAD.size
-        batch.started = started = self._memory[start : start + rows]
-        return started, self._memory[start + rows : start + rows + length]
+    def _keep(self, batch: Batch, place: memoryview, rows: int) -> None:
+        """Let a batch note its rows in this place until it is gone."""
+        batch.started = place[HEAD.size :][:rows]
+        weakref.finalize(batch, self._clear, place)
 
-    def _free(self, page: int, pages: int) -> None:
-        # In this order: a page that is free has no note.
-        HEAD.pack_into(self._memory, page * PAGE, 0, 0, 0)
-        self._used[page : page + pages] = bytes(pages)
+    def _clear(self, place: memoryview) -> None:
+        # In this order: a free place has no note.
+        HEAD.pack_into(place, 0, 0, 0, 0)
+        self._free.append(place)
 
     def unstarted(self) -> Iterator[tuple[str, str, list[object], Batch]]:
         """Yield what the processes before this one had claimed and not started; for before the first note.
 
         That is, of each claim: label, holder, the keys that had not started, and where they are noted.
         """
-        page = 0
-        while page < len(self._used):
-            rows, length, check = HEAD.unpack_from(self._memory, page * PAGE)
-            text = self._memory[page * PAGE + HEAD.size + rows :][:length]
+        places, self._free = self._free, []
+        for place in places:
+            rows, length, check = HEAD.unpack_from(place)
+            text = place[HEAD.size + rows :][:length]
             if not length or zlib.crc32(text, rows) != check:
-                page += 1
+                self._free.append(place)
                 continue
             batch = Batch(rows)
-            started, _ = self._keep(batch, page, rows, length)
-            page += _pages(rows, length)
+            self._keep(batch, place, rows)
             try:
                 label, holder, keys = pickle.loads(text)
             except Exception:
                 # Of another version of the user's code.
                 continue
-            if left := [key for key, has in zip(keys, started, strict=True) if not has]:
+            if left := [key for key, has in zip(keys, batch.started, strict=True) if not has]:
                 yield label, holder, left, batch
-
-
-def _pages(rows: int, length: int) -> int:
-    return -(-(HEAD.size + rows + length) // PAGE)
 
 
 #: What a coroutine may take to end once it has been cancelled, in seconds.
