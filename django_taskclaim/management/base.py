@@ -14,12 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from django.apps import apps
 from django.core.checks import WARNING, CheckMessage
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import (
-    BaseCommand,
-    CommandError,
-    CommandParser,
-    DjangoHelpFormatter,
-)
+from django.core.management.base import BaseCommand, CommandError, DjangoHelpFormatter
 from django.db import Error, connections, models, router
 from django.db.models.deletion import ProtectedError, RestrictedError
 
@@ -67,8 +62,8 @@ class ClaimCommand(BaseCommand):
     filters: ClassVar[str] = ""
     #: Whether it takes ``--reason`` and ``--by``, for the record of acts.
     is_recorded: ClassVar[bool] = False
-    #: Whether it works on every database that holds a model, not only where the router writes it.
-    everywhere: ClassVar[bool] = False
+    #: Whether it works on every database that holds a model, or only where the router writes it; None is on none.
+    everywhere: ClassVar[bool | None] = False
     #: What is wrong where no model is named, and none of those that can be claimed is meant.
     nothing: ClassVar[str] = ""
     #: Each of the models with its databases.
@@ -78,23 +73,30 @@ class ClaimCommand(BaseCommand):
         cls.help = sys.modules[cls.__module__].__doc__ or ""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add = parser.add_argument
-        add_models(parser, *self.takes)
-        default = "every one that holds" if self.everywhere else "where the router writes"
-        text = f"the database to work on (default: {default} the model)"
-        add("--database", choices=tuple(connections), metavar="ALIAS", help=text)
+        parser.formatter_class, add = HelpFormatter, parser.add_argument
+        number, text = self.takes
+        add("models", nargs=number, metavar="app.Model", type=claimable_model, help=text)
+        if self.everywhere is not None:
+            default = "every one that holds" if self.everywhere else "where the router writes"
+            text = f"the database to work on (default: {default} the model)"
+            add("--database", choices=tuple(connections), metavar="ALIAS", help=text)
         if self.filters:
             text = f"{self.filters} that match, country=NZ for example; several must all match"
             many: dict[str, Any] = {"dest": "filters", "action": "append", "default": []}
             add("--filter", **many, metavar="LOOKUP=VALUE", help=text)
         if self.is_recorded:
             add("--reason", default="", metavar="TEXT", help="why, for the record")
-            add("--by", metavar="NAME", help="who does it, for the record beside user@host")
+            text = "who does it, for the record beside user@host"
+            add("--by", type=acting, default="", metavar="NAME", help=text)
 
     def execute(self, *args: object, **options: Any) -> str | None:
         named = options.get("database")
         meant = options["models"] or self.every_model(named)
-        self.where = [(model, alias) for model in meant for alias in self._aliases(model, named)]
+        self.where = []
+        for model in meant:
+            every = places_of(named, [model]) if self.everywhere else []
+            aliases = every or [named or router.db_for_write(model)]
+            self.where += [(model, alias) for alias in aliases]
         if not self.where:
             raise UsageError(self.nothing if claimable_models() else NO_MODEL)
         refuse(chain.from_iterable(autocommit_faults(alias) for _, alias in self.where))
@@ -117,14 +119,6 @@ class ClaimCommand(BaseCommand):
         A child's rows follow the child's own policy, and the parent's reaper would judge them by the parent's.
         """
         return sorted(claimable_models(), key=lambda model: -len(model._meta.get_parent_list()))
-
-    def _aliases(self, model: Model, named: str | None) -> list[str]:
-        if self.everywhere:
-            return places_of(named, [model])
-        return [named or router.db_for_write(model)]
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        return super().create_parser(prog_name, subcommand, formatter_class=HelpFormatter, **kwargs)
 
     def change_each(self, models: Sequence[M], change: Callable[[M], str]) -> None:
         """Change the switch of each model, or of all models with None, and print what *change* says of it.
@@ -171,7 +165,7 @@ def refuse(findings: Iterable[CheckMessage], returncode: int = 2) -> None:
         raise CommandError("\n".join(found), returncode=returncode)
 
 
-def acting(by: str | None) -> str:
+def acting(by: str) -> str:
     """Return who acts, for the record: ``user@host``, behind the name that ``--by`` gives and nobody has checked."""
     try:
         user = getpass.getuser()
@@ -214,10 +208,3 @@ def reader(kind: "conf.Kind[V]") -> Callable[[str], V]:
 #: A time longer than zero: seconds, or a number with ms, s, m, h or d.
 duration = reader(conf.DURATION)
 whole_number = reader(conf.whole_number())
-
-
-def add_models(parser: ArgumentParser, number: str | int, what: str) -> None:
-    """Let the command take any *number* of models, as argparse writes it; *what* is the help text."""
-    parser.add_argument(
-        "models", nargs=number, metavar="app.Model", type=claimable_model, help=what
-    )

@@ -17,7 +17,6 @@ from django_taskclaim.formatting import counted
 from django_taskclaim.management.base import (
     ONE,
     ClaimCommand,
-    acting,
     whole_number,
 )
 from django_taskclaim.querysets import ClaimQuerySet
@@ -89,7 +88,7 @@ class RowsCommand(ClaimCommand):
             if self.seen:
                 reason = f"{which}, {limit:,} at most" if limit else which
                 reason += f": {options['reason']}" if options["reason"] else ""
-                facts = {"by": acting(options["by"]), "reason": reason, "using": alias}
+                facts = {"by": options["by"], "reason": reason, "using": alias}
                 record_action(model, action.name, rows=self.seen, **facts)
         if refused := refusals(model, alias, since=began):
             raise CommandError("\n".join(map(str, refused)))

@@ -26,14 +26,15 @@ from django_taskclaim.adoption.operations import EXISTING, AddClaimColumns, AddC
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.formatting import listed
 from django_taskclaim.indexes import ClaimIndex
-from django_taskclaim.management.base import ONE, ClaimCommand, Model, UsageError, add_models
+from django_taskclaim.management.base import ONE, ClaimCommand, Model, UsageError
 
 
 class Command(ClaimCommand):
     takes = ONE
+    everywhere = None
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        add_models(parser, *self.takes)
+        super().add_arguments(parser)
         add = parser.add_argument
         text = "what rows become that are there already (default: paused)"
         add("--existing", choices=EXISTING, default=EXISTING[0], help=text)

@@ -20,7 +20,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS
 
 from django_taskclaim.control.audit import change_overrides, in_words
-from django_taskclaim.management.base import ClaimCommand, Model, acting
+from django_taskclaim.management.base import ClaimCommand, Model
 from django_taskclaim.switch import override_from_text, overrides_of, places_of
 from django_taskclaim.tables import LIMITS, OVERRIDES
 
@@ -48,7 +48,7 @@ class Command(ClaimCommand):
 
     def handle(self, *, models: list[Model], database: str | None, **options: Any) -> None:
         values = {name: options[name] for name in OVERRIDES if name in options}
-        by, reason = acting(options["by"]), options["reason"]
+        by, reason = options["by"], options["reason"]
 
         def change(model: Model) -> str:
             if values:

@@ -17,7 +17,6 @@ from django_taskclaim.management.base import (
     ClaimCommand,
     Model,
     UsageError,
-    acting,
     duration,
 )
 
@@ -39,11 +38,11 @@ class Command(ClaimCommand):
     def handle(self, *, models: list[Model], **options: Any) -> None:
         if bool(models) == options["all"]:
             raise UsageError("Name the models, or say --all (not both).")
-        by, until = acting(options["by"]), options.get("until")
-        facts: dict[str, Any] = {"by": by, "reason": options["reason"], "until": until}
+        until, using = options.get("until"), options["database"]
+        facts = {"by": options["by"], "reason": options["reason"], "until": until, "using": using}
 
         def change(model: Model | None) -> str:
-            turn(model, off=self.off, using=options["database"], **facts)
+            turn(model, off=self.off, **facts)
             name = "all models" if model is None else model._meta.label
             if not self.off:
                 return self.style.SUCCESS(f"Resumed {name}.")

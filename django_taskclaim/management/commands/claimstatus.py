@@ -10,7 +10,7 @@ Examples:
   manage.py claimstatus photos.Photo --require-complete && deploy
 
 Conditions of --fail-if are parted by commas and compare by > >= < <= = != a figure with a number or an age (15m):
-  open, due, waiting, processing, complete, failed, paused, total, unfinished, expired, throttles, workers, oldest_due,
+  open, processing, complete, failed, paused, total, unfinished, due, waiting, expired, throttles, workers, oldest_due,
   oldest_expired, paused_for
 
 Exit codes:
@@ -45,7 +45,6 @@ from django_taskclaim.formatting import counted, first_line, format_duration, fo
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.base import (
     ClaimCommand,
-    Model,
     UsageError,
     duration,
     lacking,
@@ -84,15 +83,11 @@ Look = tuple[Overview, list[str]]
 Figure = int | timedelta | None
 
 COUNTS: Mapping[str, Callable[[Overview], int]] = {
-    "open": attrgetter("progress.open"),
-    "due": attrgetter("due"),
-    "waiting": attrgetter("waiting"),
-    "processing": attrgetter("progress.processing"),
-    "complete": attrgetter("progress.complete"),
-    "failed": attrgetter("progress.failed"),
-    "paused": attrgetter("progress.paused"),
+    **{state: attrgetter(f"progress.{state}") for state in Status.values},
     "total": attrgetter("progress.total"),
     "unfinished": lambda seen: seen.progress.total - seen.progress.finished,
+    "due": attrgetter("due"),
+    "waiting": attrgetter("waiting"),
     "expired": attrgetter("expired"),
     "throttles": lambda seen: len(seen.throttles),
     "workers": lambda seen: len(seen.living),
@@ -164,33 +159,33 @@ class Command(ClaimCommand):
         text = f'exit with 1 if a row is not complete: short for --fail-if "{UNDONE}"'
         add("--require-complete", action="store_true", help=text)
 
-    def handle(self, *, models: list[Model], fail_if: list[Condition], **options: Any) -> None:
+    def handle(self, *, fail_if: list[Condition], **options: Any) -> None:
         asked = [*fail_if, *(conditions(UNDONE) if options["require_complete"] else [])]
         is_json = options["format"] == "json"
         if options["watch"] is not None:
             if asked or is_json or not self.stdout.isatty():
-                raise UsageError(
-                    "--watch needs a terminal to draw on, and no --format or --fail-if."
-                )
+                raise UsageError("--watch needs a terminal, and no --format or --fail-if.")
             with contextlib.suppress(KeyboardInterrupt):
                 self._watch(options["watch"])
             return
         looks, unreadable = self._look(exact=is_json or bool(asked))
-        failing = list(_reasons_to_fail(looks, asked, named=bool(models)))
+        failing = list(_reasons_to_fail(looks, asked, named=bool(options["models"])))
         if is_json:
-            self.stdout.write(_as_json(looks, failing, unreadable))
+            models = [_facts(seen) for seen, _ in looks]
+            facts = {"models": models, "failing": failing, "unreadable": unreadable}
+            # Durations are seconds.
+            self.stdout.write(json.dumps(facts, default=timedelta.total_seconds, indent=2))
         elif options["verbosity"]:
             self.stdout.write("\n".join(self._lines(looks)))
         if failing or unreadable:
             raise CommandError("\n".join([*failing, *unreadable]))
 
     def _watch(self, every: timedelta) -> None:
+        how = f"every {format_duration(every)}. Ctrl-C ends it."
         while True:
             looks, unreadable = self._look(exact=False)
-            head = (
-                f"{format_moment(timezone.now())}, every {format_duration(every)}. Ctrl-C ends it."
-            )
-            lines = [self.style.MIGRATE_LABEL(head), "", *self._lines(looks), *unreadable]
+            head = self.style.MIGRATE_LABEL(f"{format_moment(timezone.now())}, {how}")
+            lines = [head, "", *self._lines(looks), *unreadable]
             # What the screen has no room for is left out: scrolled away, it would stay above.
             screen = shutil.get_terminal_size()
             shown = [_cut(line, screen.columns) for line in lines[: screen.lines - 1]]
@@ -237,13 +232,9 @@ class Command(ClaimCommand):
     def _table(self, left: int, *rows: Sequence[str]) -> Iterator[str]:
         """Yield aligned columns under the heads in the first row, so many to the *left* and the others to the right."""
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for number, cells in enumerate(rows):
-            padded = [
-                cell.ljust(width) if place < left else cell.rjust(width)
-                for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-            ]
-            line = "  ".join(padded)
-            yield line if number else self.style.MIGRATE_HEADING(line)
+        places = [f"{{:{'<' if n < left else '>'}{width}}}" for n, width in enumerate(widths)]
+        head, *lines = ("  ".join(places).format(*cells) for cells in rows)
+        yield from (self.style.MIGRATE_HEADING(head), *lines)
 
     def _details(self, seen: Overview) -> Iterator[str]:
         """Yield what else there is to know of a model."""
@@ -305,12 +296,11 @@ def _shown(figure: int | timedelta) -> str:
 
 def _progress_cells(seen: Overview) -> list[str]:
     progress, label = seen.progress, seen.model._meta.label
-    states = (Status.OPEN, Status.PROCESSING, Status.COMPLETE, Status.FAILED, Status.PAUSED)
     share = progress.complete / progress.total if progress.total else 0
     tells = progress.total and not policy_for(seen.model).completion.note
     return [
         label if seen.alias == DEFAULT_DB_ALIAS else f"{label} ({seen.alias})",
-        *(f"{'~' * (one in seen.estimated)}{getattr(progress, one.value):,}" for one in states),
+        *(f"{'~' * (one in seen.estimated)}{getattr(progress, one):,}" for one in Status),
         f"{'~' * bool(seen.estimated)}{progress.total:,}",
         # Rounded down: never 100 % while other rows are there.
         f"{int(share * 1000) / 10:.1f} %" if tells else "-",
@@ -328,16 +318,7 @@ def _worker_cells(worker: WorkerProcess, now: datetime) -> list[str]:
     ]
 
 
-def _as_json(looks: Sequence[Look], failing: list[str], unreadable: list[str]) -> str:
-    """Return the figures of each model, with the reasons to fail; durations are seconds."""
-    models = [
-        {
-            "model": seen.model._meta.label,
-            "database": seen.alias,
-            "at": seen.now.isoformat(),
-            "figures": figures_of(seen),
-        }
-        for seen, _ in looks
-    ]
-    facts = {"models": models, "failing": failing, "unreadable": unreadable}
-    return json.dumps(facts, default=timedelta.total_seconds, indent=2)
+def _facts(seen: Overview) -> dict[str, object]:
+    """Return what a program is told of one model."""
+    label, at = seen.model._meta.label, seen.now.isoformat()
+    return {"model": label, "database": seen.alias, "at": at, "figures": figures_of(seen)}
