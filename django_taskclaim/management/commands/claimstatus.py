@@ -319,6 +319,6 @@ def _worker_cells(worker: WorkerProcess, now: datetime) -> list[str]:
 
 
 def _facts(seen: Overview) -> dict[str, object]:
-    """Return what a program is told of one model."""
+    """Return what --format json says of one model."""
     label, at = seen.model._meta.label, seen.now.isoformat()
     return {"model": label, "database": seen.alias, "at": at, "figures": figures_of(seen)}
