@@ -209,32 +209,29 @@ def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) 
     """
 
     def decorate(function: F) -> F:
-        _declare(model, function, options)
+        try:
+            _register(model, function, options)
+        except Exception as error:
+            # The traceback does not always name it.
+            error.add_note(f"This is what @handler says of {name_of(function)}.")
+            raise
         return function
 
     # @handler without parentheses is refused.
     return decorate(model) if inspect.isroutine(model) else decorate
 
 
-def _declare(model: object, function: Callable[..., object], options: HandlerOptions) -> None:
-    """Register *function*; what is wrong is raised with its name, which is not always in the traceback."""
-    try:
-        if not apps.models_ready:
-            raise AppRegistryNotReady(
-                "Django loads this module before all models are there. Put the handler into the app's claims.py."
-            )
-        if unknown := sorted(options.keys() - HandlerOptions.__annotations__.keys()):
-            known = ", ".join(sorted(HandlerOptions.__annotations__))
-            raise TypeError(f"@handler has no option {', '.join(unknown)}. It has {known}.")
-        _register(_model_of(model), function, options)
-    except Exception as error:
-        error.add_note(f"This is what @handler says of {name_of(function)}.")
-        raise
-
-
 def _register(
-    model: type[models.Model], function: Callable[..., object], options: HandlerOptions
+    given_model: object, function: Callable[..., object], options: HandlerOptions
 ) -> None:
+    if not apps.models_ready:
+        raise AppRegistryNotReady(
+            "Django loads this module before all models are there. Put the handler into the app's claims.py."
+        )
+    if unknown := sorted(options.keys() - HandlerOptions.__annotations__.keys()):
+        known = ", ".join(sorted(HandlerOptions.__annotations__))
+        raise TypeError(f"@handler has no option {', '.join(unknown)}. It has {known}.")
+    model = _model_of(given_model)
     if has_claim_columns(model) and not is_claimable(model):
         # The check E005 says what is wrong with its columns.
         return

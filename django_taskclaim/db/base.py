@@ -180,13 +180,13 @@ class Dialect(Session):
         ((now,),) = self.fetch(SQL(f"SELECT {self.now}"))
         return as_utc(moment_reader(self.connection)(now) or now)
 
-    def wait_to_write(self, table: Table) -> None:
+    def wait_to_write(self, table: KeyTable) -> None:
         """Wait until rows of the table can be written, as by a renewal, and write none.
 
         Questions may be answered all the while: beside SQLite's one writer, or beside a migration that locks the table.
         On SQLite an open transaction is the one writer from then on.
         """
-        column = table.column(table.columns.iteration)
+        column = table.key[0]
         self.run(SQL(f"UPDATE {table.name} SET {column} = {column} WHERE 1 = 0"))
 
     @property
@@ -314,9 +314,8 @@ class Dialect(Session):
         *lock* locks them first: ``WAIT`` or ``SKIP`` says what happens to rows that another transaction has locked.
         """
         if lock and self.has_one_writer:
-            # For other tables the immediate transaction is the lock; the caller's transaction may be a deferred one.
-            if isinstance(table, Table):
-                self.wait_to_write(table)
+            # The caller's transaction may be a deferred one.
+            self.wait_to_write(table)
             lock = ""
         statement = sql(
             "SELECT {} FROM {} WHERE {} ORDER BY {}{}",

@@ -16,7 +16,7 @@ from typing import Any
 from django.db import models
 from django.db.models import Count, Q
 
-from django_taskclaim.columns import ClaimColumns, claim_columns
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.base import Bound, bind
 from django_taskclaim.db.sql import SQL, Key, sql
 from django_taskclaim.fields import AnyField
@@ -117,18 +117,6 @@ class KeyLimit:
 def _running(target: ClaimTarget) -> Rows:
     """Return what is processing, for any holder, expired or not."""
     return target.rows.order_by().filter(is_running(target.columns))
-
-
-def serial_order(policy: Policy, columns: ClaimColumns) -> list[object]:
-    """Return the order of the rows of one key: the policy's own, else by priority and key.
-
-    Without ``not_before``, for a row that waits for its retry keeps its place.
-    """
-    key = [field.attname for field in columns.key]
-    if policy.order_by:
-        return [*policy.order_by, *key]
-    priority = columns.priority
-    return [*([] if priority is None else [f"-{priority.name}"]), *key]
 
 
 # Choosing rows
@@ -243,7 +231,10 @@ def limits_of_policy(model: type[models.Model], policy: Policy) -> list[KeyLimit
     ]
     if policy.serial_by is not None:
         field = _counted(model, policy.serial_by, "serial_by")
-        order = serial_order(policy, claim_columns(model))
+        columns = claim_columns(model)
+        # Without ``not_before``, for a row that waits for its retry keeps its place.
+        usual = [] if columns.priority is None else [f"-{columns.priority.name}"]
+        order = [*(policy.order_by or usual), *(one.attname for one in columns.key)]
         found.append(KeyLimit(field, 1, order, failed_blocks=policy.failed_blocks))
     return found
 
