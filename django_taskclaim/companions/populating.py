@@ -12,7 +12,7 @@ from django_taskclaim.db.notify import call_workers
 from django_taskclaim.db.sql import SQL, KeyTable
 from django_taskclaim.fields import AnyField
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, is_of_one_table, refuse_unclaimable
-from django_taskclaim.querysets.transactions import in_transaction
+from django_taskclaim.querysets.transactions import run
 from django_taskclaim.ranges.keys import Keys
 
 #: Source rows of one transaction where keys are copied.
@@ -71,9 +71,9 @@ class Population:
             return added
 
         try:
-            return in_transaction(self.target, once)
+            return run(self.target, once)
         except IntegrityError:
-            return in_transaction(self.target, once)
+            return run(self.target, once)
 
     def _insert(self, sources: Rows) -> int:
         """Insert what is not there, by one INSERT … SELECT."""

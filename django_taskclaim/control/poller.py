@@ -154,7 +154,7 @@ def compact(using: str, chunk: int) -> bool:
     is_kept = models.Q(process="", at__gte=ended)
     old = rows.filter(~is_kept, at__lt=slot_start(hour_ago, TEN_MINUTES), at__gt=EARLIER)
     # Another process may be at it; the leases of this one do not wait for that.
-    with dialect.own_transaction(), dialect.limit_lock_wait(1):
+    with dialect.own_transaction(patience=1):
         minutes = list(old.select_for_update().order_by("at", "id")[:chunk])
         together: dict[Any, list[ThroughputMinute]] = {}
         for minute in minutes:

@@ -17,17 +17,21 @@ class Session:
         self.connection = connection
 
     @contextmanager
-    def own_transaction(self, *, durable: bool = False, savepoint: bool = True) -> Iterator[None]:
+    def own_transaction(
+        self, *, durable: bool = False, savepoint: bool = True, patience: float = 0.0
+    ) -> Iterator[None]:
         """Open a transaction that sees each other commit at once (READ COMMITTED).
 
         Inside a caller's transaction it is a savepoint, or part of it without *savepoint*, or, with *durable*, Django's
-        RuntimeError.
+        RuntimeError. With *patience* it waits at most so many seconds for a lock, as in ``limit_lock_wait``.
         """
         outermost = not self.connection.in_atomic_block and self.connection.get_autocommit()
         block = transaction.atomic(self.connection.alias, savepoint, durable)
         with ExitStack() as stack:
             with self.beginning() if outermost else nullcontext():
                 stack.enter_context(block)
+            if patience:
+                stack.enter_context(self.limit_lock_wait(patience))
             yield
 
     @contextmanager

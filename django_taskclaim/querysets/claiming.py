@@ -52,11 +52,10 @@ from django_taskclaim.querysets.scope import (
 )
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
-    autocommit,
     can_autocommit,
     finished_rows,
-    in_transaction,
-    run_durable,
+    refuse_transaction,
+    run,
 )
 from django_taskclaim.querysets.writes import Given, lock_claims, renew
 from django_taskclaim.signals import rows_claimed, send_after_commit
@@ -190,7 +189,12 @@ def _claim(call: ClaimCall) -> list[models.Model]:
     try:
         if call.autocommits:
             return _instances(call, take(call, call.limit))
-        run = run_durable if call.durable else in_transaction
+        if call.durable:
+            refuse_transaction(
+                call.target.dialect.connection,
+                "claim_batch() must commit before it returns",
+                " With durable=False the claim is provisional until you commit.",
+            )
         return run(call.target, partial(_claim_in_transaction, call))
     except AmbiguousCommit as error:
         return _committed(call, error)
@@ -284,7 +288,7 @@ def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[models.Model]:
     if rows:
         rows = finished_rows(rows, Status.PROCESSING)
     elif rows is None:
-        rows = _read(call, carried_claims(in_transaction(call.target, _held, call)))
+        rows = _read(call, carried_claims(run(call.target, partial(_held, call))))
     if not rows:
         raise OperationalError("The claim was not committed.") from error
     return rows
@@ -421,7 +425,7 @@ def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key]) -> list[Claime
         return _send(call, statement, len(part), scan)
 
     def claim_apart(part: Sequence[Key]) -> list[ClaimedRow]:
-        return in_transaction(call.target, claim_part, part)
+        return run(call.target, partial(claim_part, part))
 
     for part in call.target.dialect.chunks(keys, call.target.table):
         if call.goes_around:
@@ -477,10 +481,8 @@ def _send(
     """Claim up to *limit* rows by *statement*; outside of a transaction it commits by itself."""
     if statement is None:
         return []
-    claim = call.target.dialect.claim
     values = {"limit": limit, "holder": call.holder, "lease": call.lease.total_seconds()}
     if scan.values:
         values |= scan.prepared(call.target.table)
-    if call.autocommits:
-        return autocommit(call.target, claim, statement, values)
-    return claim(statement, values)
+    claim = partial(call.target.dialect.claim, statement, values)
+    return run(call.target, claim, autocommit=True) if call.autocommits else claim()

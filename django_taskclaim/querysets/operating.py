@@ -34,7 +34,7 @@ from django_taskclaim.querysets.scope import (
     on_claim_table,
     refuse_unclaimable,
 )
-from django_taskclaim.querysets.transactions import in_transaction
+from django_taskclaim.querysets.transactions import run
 from django_taskclaim.querysets.writes import Write
 from django_taskclaim.signals import rows_acted_on, rows_handed_over, send_after_commit
 from django_taskclaim.states import Status
@@ -99,7 +99,7 @@ def in_chunks(
 
     def write(keys: Sequence[Key]) -> int:
         matching = both(table.keyed(keys), table.beside_key(condition))
-        return in_transaction(target, _write_chunk, target, matching, verb)
+        return run(target, partial(_write_chunk, target, matching, verb))
 
     left = rows = rows.order_by(*[field.attname for field in target.columns.key])
     total = 0
@@ -173,7 +173,8 @@ class StateChange(BulkVerb):
         write = partial(write_locked, target, keys, self.condition(target))
 
         def write_as(name: str, text: str) -> int:
-            return in_transaction(target, write, {**sets, "error_class": name, "last_error": text})
+            stored = {**sets, "error_class": name, "last_error": text}
+            return run(target, partial(write, stored))
 
         # The text is tried here: a text that no row can store must not be taken for rows that are refused.
         written = write(sets) if self.error is None else store_text(write_as, self.error, OPERATOR)

@@ -1,14 +1,12 @@
 """How a verb's statements are sent: in a transaction of their own, tried again when the database is contended.
 
-``in_transaction`` sends several statements, ``autocommit`` one that commits by itself, and ``run_durable`` what must
-have committed on return. Where a COMMIT was not answered each raises ``AmbiguousCommit``, and the caller asks the rows
-by ``finished_rows``.
+Where a COMMIT was not answered, ``run`` raises ``AmbiguousCommit``, and the caller asks the rows by ``finished_rows``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from django.db import DatabaseError, Error, OperationalError, connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -22,7 +20,6 @@ from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.scope import ClaimTarget, Target
 from django_taskclaim.states import Status, Token
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 #: How many seconds a verb waits at a time for a transaction whose COMMIT was not answered.
@@ -39,63 +36,38 @@ class AmbiguousCommit(OperationalError):
     result: Any = None
 
 
-def in_transaction(
-    target: ClaimTarget, statements: Callable[P, R], *args: P.args, **kwargs: P.kwargs
-) -> R:
-    """Run *statements* in one transaction, or in a savepoint of the caller's."""
-    return send(target, partial(statements, *args, **kwargs), target.dialect.own_transaction)
-
-
-def run_durable(target: ClaimTarget, statements: Callable[[], R]) -> R:
-    """Run *statements* in a transaction that has committed on return; RuntimeError inside a caller's.
-
-    ``TestCase`` counts as no transaction, as with Django's ``atomic(durable=True)``; switched-off autocommit does.
-    """
-    refuse_transaction(
-        target.dialect.connection,
-        "claim_batch() must commit before it returns",
-        " With durable=False the claim is provisional until you commit.",
-    )
-    return send(target, statements, partial(target.dialect.own_transaction, durable=True))
-
-
-def autocommit(
-    target: ClaimTarget, statement: Callable[P, R], *args: P.args, **kwargs: P.kwargs
-) -> R:
-    """Run the one *statement* outside of any transaction, so that it commits by itself; see ``can_autocommit``."""
-    try:
-        # This is enough in nearly all cases.
-        return statement(*args, **kwargs)
-    except Error as error:
-        errors = [error]
-
-    def again() -> R:
-        if errors:
-            raise errors.pop()
-        return statement(*args, **kwargs)
-
-    return send(target, again, nullcontext, is_commit=True)
-
-
 def can_autocommit(target: ClaimTarget) -> bool:
     """Say whether a single statement needs no transaction around it: a third of the round trips."""
     return no_transaction(target.dialect.connection) and target.dialect.autocommits_read_committed
 
 
-def send(
+def run(
     target: ClaimTarget,
     statements: Callable[[], R],
-    block: Callable[[], AbstractContextManager[None]],
     *,
-    is_commit: bool = False,
+    autocommit: bool = False,
+    savepoint: bool = True,
+    patience: float = 0.0,
 ) -> R:
-    """Run *statements* inside *block*, again after contention; AmbiguousCommit where a COMMIT was not answered.
+    """Run *statements* in one transaction, or in a savepoint of the caller's, and again after contention.
 
-    One that *is a commit*, too, is in no transaction.
+    With *autocommit* it is one statement outside of any transaction, which commits by itself; see ``can_autocommit``.
+    Without *savepoint* it is part of the caller's transaction, and with *patience* it waits no more seconds for a lock.
     """
+    failed: list[Error] = []
+    if autocommit:
+        try:
+            # This is enough in nearly all cases.
+            return statements()
+        except Error as error:
+            failed.append(error)
+    own = partial(target.dialect.own_transaction, savepoint=savepoint, patience=patience)
+    block = nullcontext if autocommit else own
 
     def once() -> R:
-        with detecting_lost_commit(target, block(), is_commit=is_commit) as lost:
+        with detecting_lost_commit(target, block(), is_commit=autocommit) as lost:
+            if failed:
+                raise failed.pop()
             lost.result = result = statements()
         return result
 
@@ -132,13 +104,6 @@ def _retry(using: str, *, lock_timeouts: bool) -> retry_on_contention:
     return retry_on_contention(using=using, atomic=False, lock_timeouts=lock_timeouts)
 
 
-@contextmanager
-def patient_transaction(target: ClaimTarget) -> Iterator[None]:
-    """Open a transaction that waits a moment for rows of another one whose COMMIT was not answered, and no longer."""
-    with target.dialect.own_transaction(), target.dialect.limit_lock_wait(PATIENCE):
-        yield
-
-
 def finished_rows(rows: Sequence[models.Model], state: Status | None) -> list[models.Model]:
     """Return those of *rows* that are in *state* under their tokens: the COMMIT that was not answered has arrived.
 
@@ -147,9 +112,22 @@ def finished_rows(rows: Sequence[models.Model], state: Status | None) -> list[mo
     """
     claims = carried_claims(rows)
     target = ClaimTarget.of(type(rows[0]), claims[0].alias)
+    columns, table, dialect = target.columns, target.table, target.dialect
+    fields = [*columns.key, columns.status, columns.claimed_by, columns.iteration]
     keys = sorted(claim.pk for claim in claims)
-    states = send(target, partial(_states, target, keys), partial(patient_transaction, target))
+
+    def read() -> list[Row]:
+        # Under a lock: a COMMIT that is on its way only now would otherwise land after it was found missing.
+        parts = dialect.chunks(keys, table)
+        return [
+            row for part in parts for row in dialect.select(table, fields, table.keyed(part), WAIT)
+        ]
+
     # All rows are asked before anything is noted.
+    states = {
+        table.key_of(row): (row[-3], Token(*row[-2:]))
+        for row in run(target, read, patience=PATIENCE)
+    }
     found = []
     for row, claim in zip(rows, claims, strict=True):
         claim.unanswered = False
@@ -158,19 +136,6 @@ def finished_rows(rows: Sequence[models.Model], state: Status | None) -> list[mo
         else:
             claim.lost = claim.ambiguous = True
     return found
-
-
-def _states(target: ClaimTarget, keys: Sequence[object]) -> dict[Any, tuple[str, Token]]:
-    """Return status and token of the rows that are there, by key.
-
-    Under a lock: a COMMIT that is on its way only now would otherwise land after it was found missing.
-    """
-    columns = target.columns
-    fields = [*columns.key, columns.status, columns.claimed_by, columns.iteration]
-    found: list[Row] = []
-    for part in target.dialect.chunks(keys, target.table):
-        found += target.dialect.select(target.table, fields, target.table.keyed(part), WAIT)
-    return {target.table.key_of(row): (row[-3], Token(*row[-2:])) for row in found}
 
 
 # Transactions of the caller's

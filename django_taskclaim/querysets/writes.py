@@ -36,14 +36,12 @@ from django_taskclaim.exceptions import ClaimLost, CommitUnknown
 from django_taskclaim.querysets.isolating import send_around
 from django_taskclaim.querysets.scope import ClaimTarget, Columns
 from django_taskclaim.querysets.transactions import (
+    PATIENCE,
     AmbiguousCommit,
-    autocommit,
     can_autocommit,
     finished_rows,
-    in_transaction,
     no_transaction,
-    patient_transaction,
-    send,
+    run,
 )
 from django_taskclaim.signals import claim_lost, send_of_rows
 from django_taskclaim.states import Status, Token
@@ -252,21 +250,20 @@ def _send(held: HeldRows, verb: Write) -> HeldRows:
     rows of an earlier COMMIT that was not answered, for a statement that ends its session would be sent for ever.
     """
     target, parts = held.target, held.parts(verb.per_row)
-    block = partial(target.dialect.own_transaction, savepoint=verb.savepoint)
     unsure = [claim for claim in held.claims if claim.unanswered]
-    if unsure and no_transaction(target.dialect.connection):
-        block = partial(patient_transaction, target)
+    patience = PATIENCE if unsure and no_transaction(target.dialect.connection) else 0.0
+    send = partial(run, target, savepoint=verb.savepoint, patience=patience)
     knows_keys = target.dialect.returns_updated
     is_plain = len(parts) == 1 and not verb.then and (knows_keys or len(held.rows) == 1)
     if is_plain and not unsure and can_autocommit(target):
-        keys = autocommit(target, _send_one, held, verb)
+        keys = run(target, partial(_send_one, held, verb), autocommit=True)
         if keys is not None:
             return held if len(keys) == len(held.keys) else held.only(set(keys))
     # If the count is short and does not say which rows were written, they are rolled back, which needs a savepoint.
     if knows_keys or verb.savepoint:
         with suppress(_SomeAreLost):
-            return send(target, partial(_send_parts, parts, verb), block)
-    return send(target, partial(_send_parts, parts, verb, lock=True), block)
+            return send(partial(_send_parts, parts, verb))
+    return send(partial(_send_parts, parts, verb, lock=True))
 
 
 def _send_parts(parts: list[HeldRows], verb: Write, *, lock: bool = False) -> HeldRows:
@@ -416,10 +413,10 @@ def _send_renewal(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> dict
     target, extend = part.target, partial(_extend, part.only(set(keys)), lease)
     is_plain = target.dialect.returns_updated and can_autocommit(target)
     try:
-        return (autocommit if is_plain else in_transaction)(target, extend)
+        return run(target, extend, autocommit=is_plain)
     except AmbiguousCommit:
         # A renewal may be repeated: it shortens no lease, and it is fenced.
-        return in_transaction(target, extend)
+        return run(target, extend)
 
 
 def _extend(held: HeldRows, lease: timedelta) -> dict[Key, str]:

@@ -10,6 +10,7 @@ import json
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -21,7 +22,7 @@ from django_taskclaim.db.sql import PREPARED
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED
 from django_taskclaim.querysets.manager import ClaimQuerySet
 from django_taskclaim.querysets.scope import is_open
-from django_taskclaim.querysets.transactions import in_transaction, refuse_old_snapshots
+from django_taskclaim.querysets.transactions import refuse_old_snapshots, run
 from django_taskclaim.ranges.keys import Key, Part, RangeTarget, key_at
 from django_taskclaim.ranges.walking import split_largest
 
@@ -63,7 +64,7 @@ def plan(
         found = [part for part in islice(parts, most) if part.rows == chunk_size or not only_full]
         if not found:
             break
-        added += in_transaction(target.claims, _store, target, end, found)
+        added += run(target.claims, partial(_store, target, end, found))
         if progress is not None:
             progress(added)
     return added
@@ -190,6 +191,6 @@ def make_due(target: RangeTarget) -> int:
     over = [pk for pk, names in marks if names and still_open.isdisjoint(json.loads(names))]
     due: Any = {columns.not_before.name: NEVER_WAITED, "open_transactions": None}
     return sum(
-        in_transaction(target.claims, open_ended.filter(pk__in=part).update, **due)
+        run(target.claims, partial(open_ended.filter(pk__in=part).update, **due))
         for part in dialect.chunks(over, target.claims.table)
     )

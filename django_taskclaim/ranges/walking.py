@@ -25,7 +25,7 @@ from django_taskclaim.exceptions import (
     RetriesExhausted,
 )
 from django_taskclaim.querysets.scope import Rows, is_running
-from django_taskclaim.querysets.transactions import in_transaction, refuse_old_snapshots
+from django_taskclaim.querysets.transactions import refuse_old_snapshots, run
 from django_taskclaim.querysets.writes import raise_lost
 from django_taskclaim.ranges.keys import Range, RangeTarget, key_at, reached
 from django_taskclaim.signals import after_commit
@@ -72,7 +72,7 @@ def split(target: RangeTarget, pk: object, at_least: int = 1) -> bool:
     if seen is None or _middle(target, seen, at_least) is None:
         return False
     try:
-        return in_transaction(target.claims, _split, target, pk, at_least)
+        return run(target.claims, partial(_split, target, pk, at_least))
     except (RetriesExhausted, DatabaseError) as error:
         if isinstance(error, DatabaseError) and contention_code(error) is None:
             raise
@@ -244,7 +244,7 @@ def advance(row: models.Model, key: object, rows: int) -> None:
     """Write the checkpoint of a claimed range; see ``RangeMixin.advance``."""
     claim, target = _claim_on(row)
     write = partial(_advance, row, claim, target, target.encode(key), rows)
-    in_transaction(target.claims, write)
+    run(target.claims, write)
 
 
 def _advance(row: Range, claim: Claim, target: RangeTarget, last: str, rows: int) -> None:

@@ -31,9 +31,9 @@ def second_chunk_raises(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception]
     """Return what makes the second chunk of a reset raise, and doom the transaction that it runs in."""
 
     def arrange(error: Exception) -> None:
-        usual, calls = operating.in_transaction, []
+        usual, calls = operating.run, []
 
-        def in_transaction(*given: Any) -> Any:
+        def run(*given: Any) -> Any:
             calls.append(1)
             if len(calls) == 2:
                 if connection.settings_dict["ATOMIC_REQUESTS"] and connection.in_atomic_block:
@@ -41,7 +41,7 @@ def second_chunk_raises(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception]
                 raise error
             return usual(*given)
 
-        monkeypatch.setattr(operating, "in_transaction", in_transaction)
+        monkeypatch.setattr(operating, "run", run)
 
     return arrange
 

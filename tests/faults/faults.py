@@ -75,7 +75,6 @@ FAULTS = {
         fault(
             "A durable claim runs inside the caller's transaction.",
             (TRANSACTIONS, "if belongs_to_the_caller(connection)", "if False"),
-            (TRANSACTIONS, "durable=True))", "durable=False))"),
         ),
         fault(
             "A slice can be claimed from, and what it leaves out is claimed as well.",
