@@ -11,12 +11,7 @@ from django.db.models.manager import BaseManager
 from django_taskclaim import conf
 from django_taskclaim.db.sql import Key
 from django_taskclaim.exceptions import CommitUnknown, TaskClaimError
-from django_taskclaim.querysets.scope import (
-    Target,
-    in_claim_order,
-    on_claim_table,
-    refuse_unclaimable,
-)
+from django_taskclaim.querysets.scope import Target, refuse_unclaimable
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
     detecting_lost_commit,
@@ -114,7 +109,7 @@ def _lock(queryset: models.QuerySet[M], limit: int, target: Target, *, deleting:
     """Lock rows and return them as the queryset shows them, in its order."""
     if queryset.query.is_empty():
         return []
-    candidates = in_claim_order(on_claim_table(queryset, target), queryset, target)
+    candidates = target.in_claim_order(target.rows_of(queryset), queryset)
     keys = target.dialect.lock_first(candidates, target.table, limit, deleting=deleting)
     by_key: dict[Key, M] = {}
     for part in target.dialect.chunks(keys, target.table):

@@ -24,7 +24,6 @@ from django_taskclaim.policy import Policy, policies_over
 from django_taskclaim.querysets.scope import (
     ClaimTarget,
     Rows,
-    in_claim_order,
     in_state,
     is_open,
     is_running,
@@ -111,7 +110,7 @@ class KeyLimit:
 
     def _in_order(self, target: ClaimTarget, rows: Rows) -> Rows:
         ordered: Rows = models.QuerySet(target.model).order_by(*self.order)
-        return in_claim_order(rows, ordered, target)
+        return target.in_claim_order(rows, ordered)
 
 
 def _running(target: ClaimTarget) -> Rows:

@@ -43,12 +43,9 @@ from django_taskclaim.querysets.isolating import (
 from django_taskclaim.querysets.scope import (
     ClaimTarget,
     Rows,
-    in_claim_order,
     in_policy_order,
     is_open,
     is_plain,
-    on_claim_table,
-    refuse_unclaimable,
 )
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
@@ -102,14 +99,12 @@ class ClaimCall:
     unreadable: list[Bad[models.Model]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        vars(self.queryset)["_for_write"] = True
-        refuse_unclaimable(self.queryset)
+        self.target = target = ClaimTarget.over(self.queryset)
         policies = policies_over(self.queryset.model).values()
         if policies:
             self.queryset = in_policy_order(self.queryset)
         if remembered:
             self.queryset = without_refused(self.queryset)
-        self.target = target = ClaimTarget.of(self.queryset.model, self.queryset.db)
         self.deadline = self.started + self.lease.total_seconds()
         # What is held already is read again once its lease has been extended.
         self.is_plain = not self.include_held and is_plain(self.queryset, target)
@@ -235,8 +230,8 @@ def _held(call: ClaimCall) -> list[models.Model]:
     """Return the first rows that the holder has, as many as it asks for at most, with nothing but their claims."""
     # A unique holder has only the rows of this call. Conditions like ``open()`` are no longer true of them.
     is_own = WORKER_MARK in call.holder
-    rows = call.target.rows if is_own else on_claim_table(call.queryset, call.target)
-    held = claimed_by(in_claim_order(rows, call.queryset, call.target), [call.holder])
+    rows = call.target.rows if is_own else call.target.rows_of(call.queryset)
+    held = claimed_by(call.target.in_claim_order(rows, call.queryset), [call.holder])
     for claim in carried_claims(held):
         claim.lease, claim.local_deadline = call.lease, call.deadline
     return held[: call.limit]
@@ -439,12 +434,12 @@ def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key]) -> list[Claime
 def candidates(call: ClaimCall, scan: Scan) -> Rows:
     """Return the rows that may be claimed and that *scan* finds, in claim order."""
     columns = call.target.columns
-    rows = on_claim_table(call.queryset, call.target)
+    rows = call.target.rows_of(call.queryset)
     rows = rows.filter(is_open(columns) & scan.condition(columns), call.switch)
     if scan.name == "quarantined":
         # The caller's order does not matter: such a row is claimed alone, and the index finds it in this order.
         return rows.order_by(*columns.order)
-    return in_claim_order(rows, call.queryset, call.target)
+    return call.target.in_claim_order(rows, call.queryset)
 
 
 def _statement(call: ClaimCall, scan: Scan) -> ClaimStatement | None:

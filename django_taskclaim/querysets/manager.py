@@ -257,7 +257,6 @@ class ClaimQuerySet(FencedQuerySet[M]):
 
         ``str()`` of it reads ``3 held by others, next free 14:20``.
         """
-        self._for_write = True
         return explain_empty(self, who)
 
     # Async twins

@@ -31,8 +31,6 @@ from django_taskclaim.querysets.scope import (
     Columns,
     Rows,
     in_state,
-    on_claim_table,
-    refuse_unclaimable,
 )
 from django_taskclaim.querysets.transactions import run
 from django_taskclaim.querysets.writes import Write
@@ -88,11 +86,9 @@ def in_chunks(
     all chunks are part of it.
     """
     conf.NUMBER_OR_NONE.check(limit, "limit")
-    refuse_unclaimable(queryset)
-    vars(queryset)["_for_write"] = True
-    target = ClaimTarget.of(queryset.model, queryset.db)
+    target = ClaimTarget.over(queryset)
     table = target.table
-    rows = on_claim_table(queryset, target).filter(verb.condition(target))
+    rows = target.rows_of(queryset).filter(verb.condition(target))
     condition = table.where_of(rows)
     if condition is None:
         return 0

@@ -80,6 +80,29 @@ class Target:
         """Every row of the table, those that managers hide too."""
         return models.QuerySet(self.columns.owner, using=self.alias)
 
+    def rows_of(self, queryset: Rows) -> Rows:
+        """Return the rows of *queryset* as a queryset over this table alone, unordered.
+
+        Filters over joins or inheritance become ``pk IN (subquery)``; a plain filter is carried over as it is.
+        """
+        rows, where = self.rows.order_by(), queryset.query.where
+        path = self.columns.key_path(queryset.model)
+        if path != "pk" or (where and not is_of_one_table(queryset)):
+            keys = queryset.order_by().select_related(None).values(path)
+            return rows.filter(pk__in=keys)
+        if where:
+            rows.query.get_initial_alias()
+            rows.query.where = where.clone()
+        return rows
+
+    def in_claim_order(self, rows: Rows, queryset: Rows) -> Rows:
+        """Order *rows* as *queryset* asks, or as the model's claims are ordered; ``Meta.ordering`` is ignored."""
+        asked = queryset.query.order_by
+        if not asked:
+            return rows.order_by(*self.columns.order)
+        ordered = rows.order_by(*(_from_owner(item, queryset.model, self) for item in asked))
+        return ordered if queryset.query.standard_ordering else ordered.reverse()
+
 
 @dataclass(frozen=True, slots=True)
 class ClaimTarget(Target):
@@ -103,6 +126,16 @@ class ClaimTarget(Target):
             table, is_owner = Table(columns, connection), columns.owned_by(model)
             target = known[model] = cls(model, alias, columns, dialect, table, is_owner)
         return target
+
+    @classmethod
+    def over(cls, queryset: Rows) -> "ClaimTarget":
+        """Return the claim target of *queryset*, which from now on is sent where rows are written.
+
+        TypeError where no row can be claimed or changed through it.
+        """
+        refuse_unclaimable(queryset)
+        vars(queryset)["_for_write"] = True
+        return cls.of(queryset.model, queryset.db)
 
     def setting(self, columns: Columns) -> list[SQL]:
         """Return the SET of claim columns, which are named by their roles; those that the model lacks are left out.
@@ -163,23 +196,6 @@ def refuse_unclaimable(queryset: Rows) -> None:
         )
 
 
-def on_claim_table(queryset: Rows, target: Target) -> Rows:
-    """Return the rows of *queryset* as a queryset over the target's table alone, unordered.
-
-    Filters over joins or inheritance become ``pk IN (subquery)``; a plain filter is carried over as it is.
-    """
-    query = queryset.query
-    if not query.where and target.columns.owned_by(queryset.model):
-        return target.rows.order_by()
-    if target.columns.owned_by(queryset.model) and is_of_one_table(queryset):
-        rows = target.rows.order_by()
-        rows.query.get_initial_alias()
-        rows.query.where = query.where.clone()
-        return rows
-    keys = queryset.order_by().select_related(None).values(target.columns.key_path(queryset.model))
-    return target.rows.order_by().filter(pk__in=keys)
-
-
 def is_of_one_table(queryset: Rows) -> bool:
     """Say whether no join of the queryset's conditions can show a row twice, or leave it out."""
     query = queryset.query
@@ -221,15 +237,6 @@ def in_policy_order(queryset: Rows) -> Rows:
     # A queryset without an order of its own has nothing that ``reverse()`` could turn round.
     ordered.query.standard_ordering = True
     return ordered
-
-
-def in_claim_order(rows: Rows, queryset: Rows, target: Target) -> Rows:
-    """Order *rows* as *queryset* asks, or as the model's claims are ordered; ``Meta.ordering`` is ignored."""
-    asked = queryset.query.order_by
-    if not asked:
-        return rows.order_by(*target.columns.order)
-    ordered = rows.order_by(*(_from_owner(item, queryset.model, target) for item in asked))
-    return ordered if queryset.query.standard_ordering else ordered.reverse()
 
 
 def _from_owner(item: Any, model: type[models.Model], target: Target) -> Any:

@@ -18,7 +18,6 @@ from django_taskclaim.querysets.scope import (
     is_open,
     is_running,
     is_waiting,
-    on_claim_table,
     refuse_unclaimable,
 )
 from django_taskclaim.states import Status
@@ -57,10 +56,8 @@ class Progress:
 def progress_of(queryset: Rows) -> Progress:
     """Count the rows of *queryset* in each state."""
     refuse_unclaimable(queryset)
-    if queryset.query.is_empty():
-        return Progress()
     target = ClaimTarget.of(queryset.model, queryset.db)
-    rows = on_claim_table(queryset, target).values_list(target.columns.status.name)
+    rows = target.rows_of(queryset).values_list(target.columns.status.name)
     return Progress(**dict(rows.annotate(n=Count("*"))))
 
 
@@ -101,17 +98,14 @@ def _at(moment: datetime | None, when: str, comma: str = ", ") -> str:
 
 def why_empty(queryset: Rows, who: str) -> WhyEmpty:
     """Say why *who* gets no rows of *queryset*; see ``ClaimQuerySet.why_empty``."""
-    refuse_unclaimable(queryset)
-    if queryset.query.is_empty():
-        return WhyEmpty()
-    target = ClaimTarget.of(queryset.model, queryset.db)
+    target = ClaimTarget.over(queryset)
     grant = Grant(target)
     stop = grant.stops.throttle or grant.stops.closed
     if grant.stops.pauses:
         return WhyEmpty("paused")
     if stop is not None:
         return WhyEmpty(f"throttled{_at(stop.until, 'until', ' ')}: {grant.stops.throttled}")
-    rows = on_claim_table(queryset, target)
+    rows = target.rows_of(queryset)
     rows = rows.filter(in_state(target.columns, Status.OPEN, Status.PROCESSING))
     found = WhyEmpty(**rows.aggregate(**_counts(target, who)))
     reached, kept_back = grant.reached_now(), found.ready + found.kept_back

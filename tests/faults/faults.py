@@ -70,7 +70,7 @@ FAULTS = {
         ),
         fault(
             "A claim forgets a filter that joins another table.",
-            (SCOPE, "order_by().filter(pk__in=keys)", "order_by()"),
+            (SCOPE, "return rows.filter(pk__in=keys)", "return rows"),
         ),
         fault(
             "A durable claim runs inside the caller's transaction.",
