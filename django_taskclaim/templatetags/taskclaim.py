@@ -1,6 +1,5 @@
 """``{% load taskclaim %}``: claim columns, and numbers, durations and moments as the reader's language writes them."""
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -112,28 +111,6 @@ def age(value: datetime, now: datetime) -> timedelta:
 def ago(duration: timedelta) -> str:
     """Return ``4 min 10 s ago``."""
     return _("%(time)s ago") % {"time": format_duration(duration)}
-
-
-#: The units of a chart; it is stretched to the width of the page. What is not nothing is at least LEAST high.
-WIDTH, HEIGHT, LEAST = 1000.0, 120.0, 3.0
-
-
-@register.simple_tag
-def steps(slots: Sequence[object], figure: str, top: float) -> str:
-    """Return an SVG path with a step for each slot, as high as the share that its *figure* has of *top*."""
-    step, points = WIDTH / len(slots), [f"M0 {HEIGHT:.0f}"]
-    for index, slot in enumerate(slots):
-        share = min(1.0, (getattr(slot, figure) or 0.0) / top) if top else 0.0
-        height = max(LEAST, HEIGHT * share * 0.94) if share else 0.0
-        y = f"{HEIGHT - height:.1f}"
-        points.append(f"L{step * index:.1f} {y}L{step * (index + 1):.1f} {y}")
-    return "".join([*points, f"L{WIDTH:.0f} {HEIGHT:.0f}Z"])
-
-
-@register.filter
-def across(place: float) -> str:
-    """Return where a place from 0 to 1 is across a chart."""
-    return f"{WIDTH * place:.1f}"
 
 
 register.filter("duration", format_duration)
