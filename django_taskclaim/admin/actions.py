@@ -18,7 +18,6 @@ from django.db import Error, connections, models, router
 from django.http import Http404, HttpRequest, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.urls import path, reverse
-from django.utils.http import urlencode
 from django.utils.text import Truncator, capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -104,11 +103,6 @@ class ClaimActions(OperatePermission):
         name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
         return reverse(name, args=args, current_app=self.admin_site.name)
 
-    def claim_list_address(self, request: HttpRequest) -> str:
-        """Return the address of the list, filtered as it was."""
-        kept = request.GET.get(FILTERS_KEPT, request.GET.urlencode())
-        return self.claim_address("changelist") + (f"?{kept}" if kept else "")
-
     # The buttons
 
     def claim_row_buttons(
@@ -122,10 +116,9 @@ class ClaimActions(OperatePermission):
                     where = self.claim_address("claim", quote(row.pk), action.slug)
                     yield {"title": str(action.label), "path": where + query}
 
-    def claim_list_buttons(self, request: HttpRequest) -> Buttons:
+    def claim_list_buttons(self, request: HttpRequest, query: str) -> Buttons:
         """Yield what stands above the list: for all failed rows of the model, and its control room."""
         if self.has_operate_permission(request):
-            query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()})
             where = self.claim_address("claim", RESET.slug)
             yield {"title": _("Reset failed rows"), "path": where + query}
         # A site may have no control room.
@@ -171,7 +164,10 @@ class ClaimActions(OperatePermission):
 
         *hidden* is how they were chosen, or what the page has shown of them, see ``confirm``.
         """
-        back, name = self.claim_list_address(request), str(self.opts.verbose_name_plural)
+        # The list, filtered as it was.
+        kept = request.GET.get(FILTERS_KEPT, request.GET.urlencode())
+        back = self.claim_address("changelist") + (f"?{kept}" if kept else "")
+        name = str(self.opts.verbose_name_plural)
         crumbs, states = [Crumb(capfirst(name), back)], states_of(rows)
         facts = counted(states) or [_("There are none.")]
         if row is not None:

@@ -145,9 +145,7 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when
     @cached_property
     def count(self) -> int:
         rows: Any = self.object_list
-        if not isinstance(rows, models.QuerySet):
-            return len(rows)
-        count = rows.order_by()[: MOST_COUNTED + 1].count()
+        count: int = rows.order_by()[: MOST_COUNTED + 1].count()
         if count > MOST_COUNTED:
             count = MOST_COUNTED
             self.note = _("More than %(number)s rows") % {"number": number(count)}

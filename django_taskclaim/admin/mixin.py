@@ -109,16 +109,6 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         asked = super().get_ordering(request) or self.opts.ordering
         return asked or order_of(self.model, request.GET)
 
-    def get_changelist_instance(self, request: HttpRequest) -> Any:
-        changes = super().get_changelist_instance(request)
-        look_at(changes.result_list, alias_of(changes.queryset))
-        query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()})
-        for row in changes.result_list:
-            # Nothing is made for a complete row; its page has what asks for a tick.
-            if (facts := facts_of(row)).status != Status.COMPLETE:
-                facts.buttons = list(self.claim_row_buttons(request, row, query=query))[:1]
-        return changes
-
     @admin.display(description=gettext_lazy("claim"))
     def claim_summary(self, obj: models.Model) -> str:
         """State, error, holder, tries and time in one column."""
@@ -137,14 +127,21 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         if context is None or "cl" not in context:
             return response
         changes = context["cl"]
-        pauses = stops_of(self.model, using=alias_of(changes.queryset)).pauses
+        alias = alias_of(changes.queryset)
+        look_at(changes.result_list, alias)
+        query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()})
+        for row in changes.result_list:
+            # Nothing is made for a complete row; its page has what asks for a tick.
+            if (facts := facts_of(row)).status != Status.COMPLETE:
+                facts.buttons = list(self.claim_row_buttons(request, row, query=query))[:1]
+        pauses = stops_of(self.model, using=alias).pauses
         ours = [spec for spec in changes.filter_specs if isinstance(spec, ClaimFilter)]
         changes.filter_specs = [spec for spec in changes.filter_specs if spec not in ours]
         changes.has_filters = bool(changes.filter_specs)
         notes = [*map(describe_pause, pauses), getattr(changes.paginator, "note", "")]
         context["subtitle"] = context.get("subtitle") or "; ".join(filter(None, notes)) or None
         context["claim_filters"] = [(spec.title, list(spec.choices(changes))) for spec in ours]
-        context["claim_menu"] = list(self.claim_list_buttons(request))
+        context["claim_menu"] = list(self.claim_list_buttons(request, query))
         return extended(response, "change_list.html")
 
     # The change page

@@ -13,8 +13,7 @@ from django.contrib import admin
 from django.db import models
 from django.http import HttpRequest
 
-#: The app whose permissions these are.
-CONTROL = "taskclaim_control"
+from django_taskclaim.control.models import APP, LABEL
 
 #: What a user may do to claims, and the permission of a ModelAdmin that each needs.
 NEEDS = {"view_control": "view_or_change", "operate": "change", "configure": "change"}
@@ -55,8 +54,8 @@ def _granted(request: HttpRequest, what: str, model_admin: Admin, obj: object) -
     Without the control app nobody may do anything to all models (None), or ``configure`` any, and on one model its own
     permissions count.
     """
-    installed = apps.is_installed("django_taskclaim.control")
-    if installed and not request.user.has_perm(f"{CONTROL}.{what}"):
+    installed = apps.is_installed(APP)
+    if installed and not request.user.has_perm(f"{LABEL}.{what}"):
         return False
     if model_admin is None or (what == "configure" and not installed):
         return installed
