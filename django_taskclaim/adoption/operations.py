@@ -33,8 +33,6 @@ Clause = tuple[str, Sequence[Any]]
 class LiveTable:
     """A table in use on SQLite, which has one writer: other writers wait until a step has ended."""
 
-    #: Whether the steps need transactions of their own, or none.
-    needs_own_transactions = False
     #: Settings of the session under which a step waits for a lock for a moment only.
     short_wait: ClassVar[Mapping[str, str]] = {}
 
@@ -106,7 +104,6 @@ class LiveTable:
 class PostgreSQLTable(LiveTable):
     """PostgreSQL keeps a constant default beside the table: adding a column, or changing its default, writes no row."""
 
-    needs_own_transactions = True
     short_wait: ClassVar = {"lock_timeout": "'50ms'"}
 
     def add_columns(self, fields: Sequence[AnyField], existing: str) -> None:
@@ -231,7 +228,7 @@ class LiveOperation(Operation):
         if not self.allow_migrate_model(editor.connection.alias, model):
             return
         table = _KINDS.get(editor.connection.vendor, LiveTable)(editor, model)
-        if table.needs_own_transactions and editor.connection.in_atomic_block:
+        if editor.connection.in_atomic_block:
             raise ImproperlyConfigured(
                 f"{type(self).__name__} takes its locks for moments, so it cannot run inside a transaction; set"
                 " atomic = False on its migration."

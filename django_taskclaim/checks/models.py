@@ -39,17 +39,9 @@ def problems_of(model: type[models.Model]) -> Iterator[CheckMessage]:
         yield from _companion(model)
     if issubclass(model, RangeMixin):
         yield from _ranges(model)
-    handler = handler_for(model) if is_claimable(model) else None
-    if handler is None:
-        return
-    completion = handler.completion
-    yield from _lease(handler)
-    yield from _one_writer(handler)
-    yield from _health_checks(handler)
-    if isinstance(completion, Archive):
-        yield from _archive(handler, completion)
-    if isinstance(completion, Clear):
-        yield from _clear(handler)
+    if is_claimable(model) and (handler := handler_for(model)):
+        for look in (_lease, _one_writer, _health_checks, _archive, _clear):
+            yield from look(handler)
 
 
 def column_problems(model: type[models.Model]) -> Iterator[CheckMessage]:
@@ -180,8 +172,10 @@ def _health_checks(handler: Handler) -> Iterator[CheckMessage]:
 # The completion policies
 
 
-def _archive(handler: Handler, completion: Archive) -> Iterator[CheckMessage]:
-    model, archive = handler.model, None
+def _archive(handler: Handler) -> Iterator[CheckMessage]:
+    model, archive, completion = handler.model, None, handler.completion
+    if not isinstance(completion, Archive):
+        return
     with suppress(LookupError, ValueError):
         archive = completion.model
     own: set[Any] = {model._meta.concrete_model, *model._meta.all_parents}
@@ -208,7 +202,8 @@ def _archive(handler: Handler, completion: Archive) -> Iterator[CheckMessage]:
 
 def _clear(handler: Handler) -> Iterator[CheckMessage]:
     columns, model = claim_columns(handler.model), handler.model
-    if columns.not_before is None or columns.attempts is None:
+    lacking = columns.not_before is None or columns.attempts is None
+    if lacking and isinstance(handler.completion, Clear):
         text = f"{handler.name} opens rows of {model._meta.label} again, which needs RetryMixin."
         hint = f"class {model.__name__}(RetryMixin, ClaimMixin), or TaskMixin"
         yield message("E052", text, hint, model)

@@ -3,7 +3,7 @@
 ``claimdoctor`` and the control room show them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from django.core import checks
@@ -30,12 +30,9 @@ Reasons = Iterator[checks.CheckMessage]
 
 def reasons(seen: Overview) -> Reasons:
     """Yield the reasons that an overview shows; an estimate has a ``~``."""
-    looks: list[Callable[[Overview], Reasons]] = [_paused, _throttled, _expired]
-    if seen.due:
-        looks += [_nobody_works, _hidden, _limited]
-    else:
-        looks += [_none_due]
-    found = [finding for look in [*looks, _ended] for finding in look(seen)]
+    why_not = (_nobody_works, _hidden, _limited) if seen.due else (_none_due,)
+    looks = (_paused, _throttled, _expired, *why_not, _ended)
+    found = [finding for look in looks for finding in look(seen)]
     due = _rows(seen, seen.due, Status.OPEN)
     yield from found or [checks.Info(f"{due} due, and workers are alive.")]
 

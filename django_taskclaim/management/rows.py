@@ -14,11 +14,7 @@ from django_taskclaim.claim import clock
 from django_taskclaim.control.actions import Action
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.formatting import counted
-from django_taskclaim.management.base import (
-    ONE,
-    ClaimCommand,
-    whole_number,
-)
+from django_taskclaim.management.base import ONE, ClaimCommand, whole_number
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.worker.options import condition_of

@@ -11,13 +11,13 @@ Examples:
 
 """
 
-import re
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from django.db import migrations
+from django.db.migrations.autodetector import MigrationAutodetector
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.writer import MigrationWriter
@@ -103,7 +103,7 @@ def _files(
     """Yield a file for each step, numbered behind the migrations that are there."""
     leaf = loader.graph.leaf_nodes(app)[0]
     for step in steps:
-        number = int(found[0]) + 1 if (found := re.match(r"\d+", leaf[1])) else 1
+        number = (MigrationAutodetector.parse_number(leaf[1]) or 0) + 1
         body = {"dependencies": [leaf], "operations": [step], "atomic": False}
         kind: type[migrations.Migration] = type("Migration", (migrations.Migration,), body)
         leaf = (app, f"{number:04d}_{step.migration_name_fragment}")

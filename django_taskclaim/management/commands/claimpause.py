@@ -13,12 +13,7 @@ from typing import Any, ClassVar
 
 from django_taskclaim.control.audit import turn
 from django_taskclaim.formatting import format_duration
-from django_taskclaim.management.base import (
-    ClaimCommand,
-    Model,
-    UsageError,
-    duration,
-)
+from django_taskclaim.management.base import ClaimCommand, Model, UsageError, duration
 
 
 class Command(ClaimCommand):

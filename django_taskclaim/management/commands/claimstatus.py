@@ -43,13 +43,7 @@ from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment
 from django_taskclaim.handlers import handler_for
-from django_taskclaim.management.base import (
-    ClaimCommand,
-    UsageError,
-    duration,
-    lacking,
-    sentences,
-)
+from django_taskclaim.management.base import ClaimCommand, UsageError, duration, lacking, sentences
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.errors import last_errors
 from django_taskclaim.monitoring.overview import Overview, overview
