@@ -139,11 +139,15 @@ class Throttles:
         return next((state.reason for (of, _), state in self._states().items() if of is model), "")
 
     def most(self, model: type[Model]) -> float:
-        """Return how many rows of *model* may be worked on: 0 before the checks have answered, 1 after a rest."""
+        """Return how many rows of *model* a claim may take: 0 before the checks have answered, 1 after a rest."""
         if not all(check.has_answered for check in self._checks):
             return 0
+        return math.inf if self.trial_since(model) is None else 1
+
+    def trial_since(self, model: type[Model]) -> float | None:
+        """Return the end of the rest after which one row of *model* is tried, by ``clock()``; None where none is."""
         breaker = self.breakers.get(model)
-        return math.inf if breaker is None or breaker.state is None else 1
+        return None if breaker is None or breaker.state is None else breaker.state.until
 
     working_on = staticmethod(working_on)
 

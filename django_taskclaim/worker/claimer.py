@@ -207,10 +207,12 @@ class Claimer(WorkerThread):
         if self.inflight.holds_quarantined():
             return False
         enough = source.least
-        is_trial = self.service.throttles.most(source.model) == 1
-        if is_trial or source.handler.has_ranges:
-            # One row alone is tried. Ranges are long work: what waits here could be done elsewhere.
-            enough = (1 if is_trial else enough) - self.inflight.running_of(source.model)
+        if source.handler.has_ranges:
+            # Long work: what waits here could be done elsewhere.
+            enough -= self.inflight.running_of(source.model)
+        if (since := self.service.throttles.trial_since(source.model)) is not None:
+            # One row alone is tried, beside those that have run since before the rest.
+            enough = min(enough, 1 - self.inflight.running_of(source.model, since))
         return self.inflight.waiting(source.model) < enough
 
     # Claiming

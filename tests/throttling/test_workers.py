@@ -95,15 +95,19 @@ def test_a_breaker_that_trips_spares_the_other_rows(start_worker: Start) -> None
 
 @pytest.mark.once
 def test_after_a_rest_one_row_is_tried(start_worker: Start) -> None:
-    """Once it is done, the breaker closes and the others follow; each one that fails doubles the rest."""
+    """Once it is done, the breaker closes and the others follow; each one that fails doubles the rest.
+
+    A row that has run since before the rest keeps none from being tried.
+    """
+    jobs(1, "sleep:600", priority=1)
     jobs(30, "fail")
-    often = {"TASKCLAIM_TEST_ATTEMPTS": "1000"}
-    worker = start_worker("--batch-size", "30", TASKCLAIM_TEST_REST="2", **often, **SETTINGS)
+    often = {"TASKCLAIM_TEST_ATTEMPTS": "1000", "TASKCLAIM_TEST_REST": "2"}
+    worker = start_worker("--batch-size", "31", "--threads", "2", **often, **SETTINGS)
     wait_until(lambda: len(worker.events("claimed")) == 2)
     Job.objects.update(act="work")
-    wait_until(lambda: states() == {"complete": 30})
+    wait_until(lambda: states() == {"complete": 30, "processing": 1})
     claims = worker.events("claimed")
-    assert [record["rows"] for record in claims[:3]] == [30, 1, 1]
+    assert [record["rows"] for record in claims[:3]] == [31, 1, 1]
     assert claims[2]["at"] - claims[1]["at"] >= 4
     (throttled,) = worker.events("throttled")
     assert throttled["source"] == "circuit breaker"
