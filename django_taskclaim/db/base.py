@@ -190,10 +190,13 @@ class Dialect(Session):
         self.run(SQL(f"UPDATE {table.name} SET {column} = {column} WHERE 1 = 0"))
 
     @property
-    def autocommits_read_committed(self) -> bool:
-        """Whether a statement outside of a transaction is one that sees each other commit at once, as ours must."""
-        # SQLite's one writer waits for the writer before it, and only then reads.
-        return True
+    def can_autocommit(self) -> bool:
+        """Whether a single statement needs no transaction around it: a third of the round trips.
+
+        None is open, and the statement sees each other commit at once, as ours must. SQLite's one writer waits for the
+        writer before it, and only then reads.
+        """
+        return not self.connection.in_atomic_block and self.connection.get_autocommit()
 
     # Tables
 

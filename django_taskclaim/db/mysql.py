@@ -71,13 +71,13 @@ class MySQL(Dialect):
     LOOK_AHEAD = 4
 
     @property
-    def autocommits_read_committed(self) -> bool:
-        return getattr(self.connection, "isolation_level", None) == "read committed"
+    def can_autocommit(self) -> bool:
+        return super().can_autocommit and self.sees_new_commits()
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
         # REPEATABLE READ would bring gap locks and stale reads; this counts for the next transaction only.
-        if not self.autocommits_read_committed:
+        if not self.sees_new_commits():
             self.run(SQL("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"))
         yield
 
@@ -297,7 +297,7 @@ class MySQL(Dialect):
         )
 
     def sees_new_commits(self) -> bool:
-        return self.autocommits_read_committed
+        return getattr(self.connection, "isolation_level", None) == "read committed"
 
 
 def is_mariadb(connection: BaseDatabaseWrapper) -> bool:

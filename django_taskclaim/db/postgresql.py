@@ -51,8 +51,9 @@ class PostgreSQL(Dialect):
         return "committed" not in level
 
     @property
-    def autocommits_read_committed(self) -> bool:
-        return not self._isolates_too_much and vars(self.connection).get(WAIT) is None
+    def can_autocommit(self) -> bool:
+        has_own_wait = vars(self.connection).get(WAIT) is not None
+        return super().can_autocommit and not self._isolates_too_much and not has_own_wait
 
     @contextmanager
     def beginning(self) -> Iterator[None]:

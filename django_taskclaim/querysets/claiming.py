@@ -49,7 +49,6 @@ from django_taskclaim.querysets.scope import (
 )
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
-    can_autocommit,
     finished_rows,
     refuse_transaction,
     run,
@@ -118,7 +117,7 @@ class ClaimCall:
             and not self.is_limited
             and WORKER_MARK in self.holder
             and target.dialect.returns_updated
-            and can_autocommit(target)
+            and target.dialect.can_autocommit
         )
 
     @property

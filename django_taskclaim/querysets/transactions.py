@@ -36,11 +36,6 @@ class AmbiguousCommit(OperationalError):
     result: Any = None
 
 
-def can_autocommit(target: ClaimTarget) -> bool:
-    """Say whether a single statement needs no transaction around it: a third of the round trips."""
-    return no_transaction(target.dialect.connection) and target.dialect.autocommits_read_committed
-
-
 def run(
     target: ClaimTarget,
     statements: Callable[[], R],

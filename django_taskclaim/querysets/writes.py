@@ -38,7 +38,6 @@ from django_taskclaim.querysets.scope import ClaimTarget, Columns
 from django_taskclaim.querysets.transactions import (
     PATIENCE,
     AmbiguousCommit,
-    can_autocommit,
     finished_rows,
     no_transaction,
     run,
@@ -255,7 +254,7 @@ def _send(held: HeldRows, verb: Write) -> HeldRows:
     send = partial(run, target, savepoint=verb.savepoint, patience=patience)
     knows_keys = target.dialect.returns_updated
     is_plain = len(parts) == 1 and not verb.then and (knows_keys or len(held.rows) == 1)
-    if is_plain and not unsure and can_autocommit(target):
+    if is_plain and not unsure and target.dialect.can_autocommit:
         keys = run(target, partial(_send_one, held, verb), autocommit=True)
         if keys is not None:
             return held if len(keys) == len(held.keys) else held.only(set(keys))
@@ -389,7 +388,13 @@ def renew(given: Given, lease: timedelta | None = None) -> Renewed:
             for asked in {lease or claim.lease for claim in held.claims}:
                 pairs = [pair for pair in held.pairs if (lease or pair[0].lease) == asked]
                 for part in HeldRows(held.target, pairs).parts():
-                    _renew_part(part, asked, result)
+                    left = dict(zip(part.keys, part.rows, strict=True))
+                    extend = partial(_extend, part, asked)
+                    # Of many rows that are refused, a few are found each time. They keep no others from being renewed.
+                    for outcome in send_around(part.target, part.keys, extend, raises=False):
+                        for key, name in outcome.items():
+                            getattr(result, name).append(left.pop(key))
+                    result.refused.extend(left.values())
     finally:
         # Each part is a transaction: an error in one takes nothing back of those before it.
         for claim in carried_claims(result.renewed):
@@ -399,34 +404,26 @@ def renew(given: Given, lease: timedelta | None = None) -> Renewed:
     return result
 
 
-def _renew_part(part: HeldRows, lease: timedelta, result: Renewed) -> None:
-    """Renew what one statement takes, and add its rows to *result*."""
-    left, send = dict(zip(part.keys, part.rows, strict=True)), partial(_send_renewal, part, lease)
-    # Of many rows that are refused, a few are found each time. They keep no others from being renewed.
-    for outcome in send_around(part.target, part.keys, send, raises=False):
-        for key, name in outcome.items():
-            getattr(result, name).append(left.pop(key))
-    result.refused.extend(left.values())
+def _extend(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> dict[Key, str]:
+    """Renew those of *part* with these keys by one statement, and return what became of each, as ``Renewed`` names it.
 
+    Which of the others are lost is asked where not all were renewed.
+    """
+    held, target = part.only(set(keys)), part.target
 
-def _send_renewal(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> dict[Key, str]:
-    target, extend = part.target, partial(_extend, part.only(set(keys)), lease)
-    is_plain = target.dialect.returns_updated and can_autocommit(target)
+    def send() -> dict[Key, str]:
+        renewed = target.dialect.renew_held(target.table, held.keys, held.fence(), lease)
+        outcome = dict.fromkeys(renewed, "renewed")
+        if len(renewed) < len(keys):
+            rest = held.but_for(outcome)
+            # A token that does not stand now never stands again; one that does was locked.
+            outcome |= dict.fromkeys(rest.keys, "lost")
+            outcome |= dict.fromkeys(rest.standing().keys, "skipped")
+        return outcome
+
+    is_plain = target.dialect.returns_updated and target.dialect.can_autocommit
     try:
-        return run(target, extend, autocommit=is_plain)
+        return run(target, send, autocommit=is_plain)
     except AmbiguousCommit:
         # A renewal may be repeated: it shortens no lease, and it is fenced.
-        return run(target, extend)
-
-
-def _extend(held: HeldRows, lease: timedelta) -> dict[Key, str]:
-    """Return what became of each row, as ``Renewed`` names it."""
-    table, keys = held.target.table, held.keys
-    renewed = held.target.dialect.renew_held(table, keys, held.fence(), lease)
-    outcome = dict.fromkeys(renewed, "renewed")
-    if len(renewed) < len(keys):
-        rest = held.but_for(set(renewed))
-        # A token that does not stand now never stands again; one that does was locked.
-        outcome |= dict.fromkeys(rest.keys, "lost")
-        outcome |= dict.fromkeys(rest.standing().keys, "skipped")
-    return outcome
+        return run(target, send)
