@@ -40,13 +40,7 @@ from django_taskclaim.querysets.isolating import (
     without_refused,
     write_nothing,
 )
-from django_taskclaim.querysets.scope import (
-    ClaimTarget,
-    Rows,
-    in_policy_order,
-    is_open,
-    is_plain,
-)
+from django_taskclaim.querysets.scope import ClaimTarget, Rows, in_policy_order, is_open, is_plain
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
     finished_rows,
