@@ -288,7 +288,7 @@ class WorkItem:
         limit = self.handler.timeout
         return limit is not None and self.ran() > PATIENT_FOR * limit.total_seconds()
 
-    def ask_back(self, why: str, *, too_long: bool = False) -> None:
+    def request_cancel(self, why: str, *, too_long: bool = False) -> None:
         """Have a handler that comes to resting places, as one that walks a range does, stop at the next one."""
         for held in self.rows:
             held.claim.cancel_reason = held.claim.cancel_reason or why

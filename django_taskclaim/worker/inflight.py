@@ -248,7 +248,7 @@ class InFlight:
             if recall:
                 for item in self._running:
                     if which(item.rows[0]):
-                        item.ask_back(recall)
+                        item.request_cancel(recall)
             number = 0
             for model, claims in list(self._waiting.items()):
                 taken: list[HeldRow] = []
@@ -286,7 +286,7 @@ class InFlight:
             self.closed = True
             return self.put_back(recall="the worker stops")
 
-    def give_up_results(self) -> None:
+    def release_unwritten(self) -> None:
         """Have rows released whose results could not be written until now."""
         with self._lock:
             self._growing = None

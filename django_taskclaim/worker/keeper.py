@@ -231,7 +231,7 @@ class LeaseKeeper:
         running = [(item, item.rows) for item in self.inflight.running()]
         for item, _ in running:
             if item.will_overrun():
-                item.ask_back("its timeout is near", too_long=True)
+                item.request_cancel("its timeout is near", too_long=True)
         late = [(item, called) for item, called in running if item.overran()]
         for item, called in late:
             self.has_overrun = True

@@ -197,7 +197,7 @@ class Process:
             executor.leave()
         end = clock() + GIVE_BACK
         self.claimer.join(GIVE_BACK / 2)
-        self.inflight.give_up_results()
+        self.inflight.release_unwritten()
         self.claimer.join(GIVE_BACK / 2)
         self.service.leave()
         self.service.join(max(LAST_WORDS, end - clock()))

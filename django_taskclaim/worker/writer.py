@@ -235,7 +235,7 @@ class Writer:
             self.counters.count(held.handler.model, lost=1)
             error = held.error if isinstance(held.error, BaseException) else None
             if held.claim.ambiguous:
-                _log_undecided(held, error or "the answer to its COMMIT was lost")
+                _log_ambiguous(held, error or "the answer to its COMMIT was lost")
             else:
                 lost(held.row, "noticed when its result was written", error=error)
 
@@ -354,7 +354,7 @@ class _Search:
             raise self._ended_session
 
 
-def _log_undecided(held: HeldRow, error: BaseException | str) -> None:
+def _log_ambiguous(held: HeldRow, error: BaseException | str) -> None:
     broken(
         f"{named(held.row)}: whether its transaction was committed cannot be known any more, so this run is not"
         " repeated",
