@@ -243,7 +243,7 @@ class LeaseKeeper:
             late += [one for one in coroutines if one not in late]
         begun = [item for item, _ in coroutines if item.has_begun]
         for item, called in late:
-            alone = len(begun if item.handler.is_async else called) == 1
+            alone = len(called) == 1 and not (item.handler.is_async and len(begun) > 1)
             outcome = _overrun(item.handler, alone=alone) if item.has_begun else NOT_STARTED
             self.inflight.abandon(item, outcome, item.ran(), called)
 

@@ -1,12 +1,13 @@
 """Batch handlers, coroutine functions and atomic handlers in real workers."""
 
 from threading import Event
+from typing import Any
 
 import pytest
 from django.db import connection
 
 from django_taskclaim.handlers import Handler
-from django_taskclaim.worker.batch import NOT_STARTED, Failed, hold
+from django_taskclaim.worker.batch import NOT_STARTED, Failed, PutBack, hold
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
@@ -124,21 +125,22 @@ def test_a_coroutine_that_blocks_the_loop_fails_alone(start_worker: Start) -> No
 
 @pytest.mark.once
 @pytest.mark.promise(10)
-def test_coroutines_that_a_blocked_loop_has_not_begun_go_back_as_not_started(db: None) -> None:
+@pytest.mark.parametrize("calls", [3, 1])
+def test_a_blocked_loop_charges_only_a_row_that_must_have_done_it(calls: int, db: None) -> None:
+    """What it has not begun goes back as not started; of rows that were called together each is claimed alone next."""
+
     async def block(photo: Photo) -> None: ...
 
     make(Photo, 3)
-    handler, inflight = Handler(Photo, block), InFlight()
+    handler, inflight = Handler(Photo, block, batch=calls == 1), InFlight()
     inflight.add(hold(handler, Photo.objects.claim_batch(3)))
-    blocking, *others = [inflight.take(0, Event(), is_async=True) for _ in range(3)]
-    assert blocking
-    blocking.begin(blocking.rows)
-    blocking.started -= 3600
-    options = WorkerOptions((), "w", "default")
-    LeaseKeeper(options, [handler], inflight).end_overrun()
-    outcomes = [(one.outcome, held.ran) for one in inflight.unwritten() for held in one.rows]
-    assert isinstance(outcomes[0][0], Failed)
-    assert outcomes[1:] == [(NOT_STARTED, 0.0)] * len(others)
+    items: list[Any] = [inflight.take(0, Event(), is_async=True) for _ in range(calls)]
+    items[0].begin(items[0].rows)
+    items[0].started -= 3600
+    LeaseKeeper(WorkerOptions((), "w", "default"), [handler], inflight).end_overrun()
+    outcomes = [(one.outcome, one.rows[0].ran) for one in inflight.unwritten()]
+    assert isinstance(outcomes[0][0], Failed if calls == 3 else PutBack)
+    assert outcomes[1:] == [(NOT_STARTED, 0.0)] * (calls - 1)
 
 
 # Atomic handlers
