@@ -26,10 +26,8 @@ Exit codes:
 import os
 import signal
 import sys
-import threading
 from argparse import ArgumentParser, ArgumentTypeError
 from dataclasses import fields
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -98,20 +96,21 @@ class Command(ClaimCommand):
         super().run_from_argv(argv)
 
     def handle(self, *, models: list[Any], in_process: bool, **options: Any) -> None:
+        if not in_process and not hasattr(signal, "pthread_sigmask"):
+            text = f"This platform ({sys.platform}) supervises no processes; add --in-process."
+            raise UsageError(text)
         refuse(
             found
             for found in check_project()
             if found.is_serious() and not found.is_silenced()
             if not models or found.obj in (None, *models)
         )
-        _refuse_platform(in_process)
         using, *more = sorted({alias for _, alias in self.where})
         if more:
             text = f"These models live on {using}, {', '.join(more)}"
             raise UsageError(f"{text}; start a worker for each, or name one --database.")
-        known = {one.name for one in fields(WorkerOptions)}
-        given = {name: value for name, value in options.items() if name in known and value}
-        limit: timedelta | None = options["max_time"]
+        names, limit = [one.name for one in fields(WorkerOptions)], options["max_time"]
+        given = {name: options[name] for name in names if options.get(name)}
         given |= {
             "labels": tuple(dict.fromkeys(model._meta.label for model, _ in self.where)),
             "using": using,
@@ -123,13 +122,17 @@ class Command(ClaimCommand):
         }
         worker = WorkerOptions(**given)
         work_in_schema(worker.schema)
+        log_to_console(worker.verbosity)
         try:
-            where = [(handler.model, using) for handler in worker.handlers()]
+            worker.handlers()
+            # A worker starts although its database is away, but not without its tables.
+            run_unless_stopped(partial(refuse, lacking(self.where), ExitCode.CUT_SHORT))
         except LookupError as error:
             raise UsageError(str(error)) from error
-        log_to_console(worker.verbosity)
-        # A worker starts although its database is away, but not without its tables.
-        run_unless_stopped(partial(refuse, lacking(where), ExitCode.CUT_SHORT))
+        except RuntimeError as error:
+            # The first thread was refused.
+            text = f"A worker needs threads: {error}. Use claim_batch() or take(), which need none."
+            raise UsageError(text) from error
         if in_process:
             code = run_in_process(worker)
         else:
@@ -154,18 +157,6 @@ class Command(ClaimCommand):
             f" with {counted(worker.threads, 'thread')} each and at most {most} database connections. Ctrl-C stops."
         )
         self.stdout.flush()
-
-
-def _refuse_platform(in_process: bool) -> None:
-    if not in_process and not hasattr(signal, "pthread_sigmask"):
-        raise UsageError(
-            f"This platform ({sys.platform}) supervises no processes; add --in-process."
-        )
-    try:
-        threading.Thread(target=int).start()
-    except RuntimeError as error:
-        text = f"A worker needs threads: {error}. Use claim_batch() or take(), which need none."
-        raise UsageError(text) from error
 
 
 def holder_name(text: str) -> str:
