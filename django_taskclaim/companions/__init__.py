@@ -12,7 +12,7 @@ from django.db import models
 from django_taskclaim.awaitables import async_twin
 from django_taskclaim.columns import COMPANION, LINK, companion_of, source_link
 from django_taskclaim.companions.populating import Population, Progress
-from django_taskclaim.querysets.isolating import Bad, isolate_unreadable
+from django_taskclaim.querysets.isolating import Bad, find_unreadable
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
 from django_taskclaim.querysets.scope import Rows
 
@@ -76,7 +76,7 @@ def load_sources(rows: Sequence[Any]) -> list[Bad[Any]]:
         for start in range(0, len(part), LOADED_AT_ONCE):
             link.load(part[start : start + LOADED_AT_ONCE], using)
 
-    return isolate_unreadable(rows, load, models.QuerySet(link.source, using=using))
+    return find_unreadable(rows, load, models.QuerySet(link.source, using=using))
 
 
 def hand_out(row: Any) -> Any:

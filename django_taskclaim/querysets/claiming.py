@@ -25,22 +25,18 @@ from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, AnyField
 from django_taskclaim.limits import Grant, LimitReached, known, stops_of
 from django_taskclaim.limits.key_limits import KeyChooser
 from django_taskclaim.policy import policies_over, policy_for
+from django_taskclaim.querysets import isolating
 from django_taskclaim.querysets.cursor import EVERYTHING, TURN, Cursor, Scan, quarantined_scans
 from django_taskclaim.querysets.failing import fail_unreadable, release
 from django_taskclaim.querysets.instances import bare, build, claimed_by, like, read_again
-from django_taskclaim.querysets.isolating import (
-    MOST_ROWS,
-    Bad,
-    isolate_unreadable,
-    may_be_of_a_row,
-    read_nothing,
-    refusals,
-    remembered,
-    send_around,
-    without_refused,
-    write_nothing,
+from django_taskclaim.querysets.scope import (
+    ClaimTarget,
+    Rows,
+    in_policy_order,
+    is_open,
+    is_plain,
+    is_quarantined,
 )
-from django_taskclaim.querysets.scope import ClaimTarget, Rows, in_policy_order, is_open, is_plain
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
     finished_rows,
@@ -89,15 +85,15 @@ class ClaimCall:
     #: Set once an error may be of single rows, which are then claimed apart from the others.
     goes_around: bool = False
     #: Rows that cannot be read, as instances with a key and a claim, each with its error.
-    unreadable: list[Bad[models.Model]] = field(default_factory=list)
+    unreadable: list[isolating.Bad[models.Model]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.target = target = ClaimTarget.over(self.queryset)
         policies = policies_over(self.queryset.model).values()
         if policies:
             self.queryset = in_policy_order(self.queryset)
-        if remembered:
-            self.queryset = without_refused(self.queryset)
+        if isolating.remembered:
+            self.queryset = isolating.without_refused(self.queryset)
         self.deadline = self.started + self.lease.total_seconds()
         # What is held already is read again once its lease has been extended.
         self.is_plain = not self.include_held and is_plain(self.queryset, target)
@@ -254,8 +250,10 @@ def _read(call: ClaimCall, claims: Sequence[Claim]) -> list[models.Model]:
     by_key = {one.pk: one for one in claims}
     if call.goes_around:
         read = partial(read_again, call.queryset, call.target)
-        for key, error in isolate_unreadable([*by_key], read, like(call.queryset, call.target)):
-            call.unreadable.append(Bad(bare(call.queryset.model, by_key.pop(key)), error))
+        for key, error in isolating.find_unreadable(
+            [*by_key], read, like(call.queryset, call.target)
+        ):
+            call.unreadable.append(isolating.Bad(bare(call.queryset.model, by_key.pop(key)), error))
     rows = read_again(call.queryset, call.target, [*by_key])
     for row in rows:
         attach(row, by_key[call.target.columns.key_of(row)])
@@ -291,7 +289,7 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
     call.goes_around = True
     try:
         nothing = partial(_claim_nothing, call, writes=isinstance(error, DatabaseError))
-        if not may_be_of_a_row(call.target.alias, nothing, error):
+        if not isolating.may_be_of_a_row(call.target.alias, nothing, error):
             raise error
         rows = _claim(call)
         if not rows and not call.unreadable and _met_many(call):
@@ -308,8 +306,8 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
 
 def _claim_nothing(call: ClaimCall, *, writes: bool) -> None:
     if writes:
-        write_nothing(call.target)
-    read_nothing(call.queryset)
+        isolating.write_nothing(call.target)
+    isolating.read_nothing(call.queryset)
 
 
 # Where a claim looks
@@ -400,7 +398,7 @@ def _claim_chosen(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
 def _met_many(call: ClaimCall) -> bool:
     """Say whether the database has refused so many rows of this call that the others are left to the next one."""
     target = call.target
-    return len(refusals(target.model, target.alias, call.started)) >= MOST_ROWS
+    return len(isolating.refusals(target.model, target.alias, call.started)) >= isolating.MOST_ROWS
 
 
 def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key]) -> list[ClaimedRow]:
@@ -417,7 +415,7 @@ def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key]) -> list[Claime
 
     for part in call.target.dialect.chunks(keys, call.target.table):
         if call.goes_around:
-            for some in send_around(call.target, part, claim_apart, raises=False):
+            for some in isolating.send_around(call.target, part, claim_apart, raises=False):
                 rows += some
         else:
             rows += claim_part(part)
@@ -429,7 +427,7 @@ def candidates(call: ClaimCall, scan: Scan) -> Rows:
     columns = call.target.columns
     rows = call.target.rows_of(call.queryset)
     rows = rows.filter(is_open(columns) & scan.condition(columns), call.switch)
-    if scan.name == "quarantined":
+    if scan.which is is_quarantined:
         # The caller's order does not matter: such a row is claimed alone, and the index finds it in this order.
         return rows.order_by(*columns.order)
     return call.target.in_claim_order(rows, call.queryset)
@@ -442,7 +440,7 @@ def _statement(call: ClaimCall, scan: Scan) -> ClaimStatement | None:
     if not simple or ("key" in scan.values and len(target.columns.key) > 1):
         return _prepare(call, scan, candidates(call, scan), simple=simple)
     shape = call.is_plain, call.is_limited, call.notes_start, settings.USE_TZ
-    kind = (scan.name, *scan.values, *shape)
+    kind = (scan.which, *scan.values, *shape)
     if kind not in target.statements:
         rows = candidates(call, scan.with_places())
         target.statements[kind] = _prepare(call, scan, rows, simple=True)
@@ -452,10 +450,10 @@ def _statement(call: ClaimCall, scan: Scan) -> ClaimStatement | None:
 def _prepare(call: ClaimCall, scan: Scan, rows: Rows, *, simple: bool) -> ClaimStatement | None:
     """Return the statement that claims the first of *rows*, which *scan* finds; None where they can be none."""
     target, ours, mark = call.target, EVERYTHING, None
-    if scan.name == "quarantined":
+    if scan.which is is_quarantined:
         # If the claim expires, the mark says whether the row had been started.
         mark = QUARANTINED_UNSTARTED if call.notes_start else QUARANTINED
-        ours = Scan(scan.name)
+        ours = Scan(is_quarantined)
     claimable = is_open(target.columns) & ours.condition(target.columns)
     rows_of_ours = target.rows.order_by().filter(claimable, call.switch)
     return target.dialect.prepare_claim(

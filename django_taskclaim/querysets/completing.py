@@ -13,17 +13,10 @@ from django_taskclaim.db.sql import SQL, Change, KeyTable, OwnValues
 from django_taskclaim.exceptions import SourceGone, TaskClaimError
 from django_taskclaim.fields import AnyField
 from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets import scope
 from django_taskclaim.querysets.fence import refuse_names
 from django_taskclaim.querysets.operating import delete_locked, goes_alone
-from django_taskclaim.querysets.scope import (
-    AS_NEW,
-    COMPLETED,
-    NOW,
-    OPEN_AGAIN,
-    ClaimTarget,
-    Columns,
-    in_state,
-)
+from django_taskclaim.querysets.scope import ClaimTarget, Columns
 from django_taskclaim.querysets.writes import Given, HeldRows, Write
 from django_taskclaim.signals import rows_completed
 from django_taskclaim.states import Status
@@ -64,12 +57,12 @@ def _completion(target: ClaimTarget, names: Collection[str]) -> Write:
     own = [field for field in results if field.model is target.columns.owner]
     of_source = [field for field in results if not issubclass(target.model, field.model)]
     inherited = [field for field in results if field not in (*own, *of_source)]
-    verb = Write(sets=COMPLETED, how=ENDED_WELL, signal=rows_completed)
+    verb = Write(sets=scope.COMPLETED, how=ENDED_WELL, signal=rows_completed)
     match policy:
         case Clear():
             # It is written also without a pause: then the rows done last stand behind all others that are due.
             pause = {"not_before": policy.pause}
-            verb.sets = {**AS_NEW, **pause, "completed_at": NOW, **OPEN_AGAIN}
+            verb.sets = {**scope.AS_NEW, **pause, "completed_at": scope.NOW, **scope.OPEN_AGAIN}
         case Archive():
             verb.shown, verb.then = AS_LEFT, [partial(_copy, policy.model), _remove]
         case Delete():
@@ -197,7 +190,7 @@ def _remove(held: HeldRows) -> None:
     The instances keep their keys. One without a key would be stored as a new row by its next ``save()``, and be done
     again for ever.
     """
-    complete = in_state(held.target.columns, Status.COMPLETE)
+    complete = scope.in_state(held.target.columns, Status.COMPLETE)
     deleted = delete_locked(held.target, held.keys, complete)
     if deleted != len(held.rows):
         raise TaskClaimError(

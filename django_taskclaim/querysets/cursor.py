@@ -5,7 +5,7 @@ of them again. So each claim goes on where the one before ended. Rows that are p
 are found by a full scan, which follows now and then, and whenever a claim comes back short.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,8 @@ from django_taskclaim.columns import ClaimColumns
 from django_taskclaim.db.base import Bound, ClaimedRow
 from django_taskclaim.db.sql import Table, sql
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, as_utc
-from django_taskclaim.querysets.scope import ClaimTarget, has_waited, is_quarantined, never_waited
+from django_taskclaim.querysets import scope
+from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status
 
 #: Under backlog a full scan follows after so many seconds, …
@@ -32,14 +33,14 @@ TURN = 10
 
 
 class Scan(NamedTuple):
-    """A part of the rows that a claim looks at, by name, and the values in its condition."""
+    """A part of the rows that a claim looks at: a condition of ``scope``, and the priority and key that it adds."""
 
-    name: str = "all"
+    which: Callable[[ClaimColumns], Q] = scope.has_waited
     values: Mapping[str, Any] = {}
 
     def with_places(self) -> "Scan":
         """Return the scan for a statement that is kept, in which the values of each claim are bound."""
-        return Scan(self.name, {name: Bound(name) for name in self.values})
+        return Scan(self.which, {name: Bound(name) for name in self.values})
 
     def prepared(self, table: Table) -> dict[str, Any]:
         """Return the values as the driver wants them."""
@@ -50,14 +51,7 @@ class Scan(NamedTuple):
 
     def condition(self, columns: ClaimColumns) -> Q:
         """Return which open rows the scan finds."""
-        found = has_waited(columns)
-        if self.name == "quarantined":
-            found = is_quarantined(columns)
-        elif self.name == "never waited":
-            # These rows are due. A condition that says so would make the database choose another index.
-            found = never_waited(columns)
-        elif self.name == "retried" and columns.not_before is not None:
-            found &= Q(**{f"{columns.not_before.name}__gt": NEVER_WAITED})
+        found = self.which(columns)
         if columns.priority is not None and "priority" in self.values:
             found &= Q(**{columns.priority.name: self.values["priority"]})
         if "key" in self.values:
@@ -75,7 +69,7 @@ def quarantined_scans(target: ClaimTarget) -> list[Scan]:
     if target.columns.not_before is None:
         return []
     if target.columns.priority is None:
-        return [Scan("quarantined")]
+        return [Scan(scope.is_quarantined)]
     # The index finds each priority. One range over all priorities would read every open row.
     priority, table = target.table.qualified(target.columns.priority), target.table
     waiting = table.qualified(target.columns.not_before)
@@ -90,7 +84,7 @@ def quarantined_scans(target: ClaimTarget) -> list[Scan]:
         table.bound(target.columns.not_before, QUARANTINED),
     )
     found = target.dialect.fetch(statement)
-    return [Scan("quarantined", {"priority": number}) for (number,) in found]
+    return [Scan(scope.is_quarantined, {"priority": number}) for (number,) in found]
 
 
 @dataclass(slots=True)
@@ -115,9 +109,9 @@ class Cursor:
         # The index must find what lies behind a key.
         seeks = len(columns.key) == 1 or target.dialect.seeks_row_values
         if seeks and self._began < self._full_scan_at:
-            scans.insert(0, Scan("never waited", {**at, "key": key}))
+            scans.insert(0, Scan(scope.never_waited, {**at, "key": key}))
         if columns.not_before is not None and retried_first:
-            scans.insert(0, Scan("retried", at))
+            scans.insert(0, Scan(scope.was_retried, at))
         return scans
 
     def advance(self, rows: Sequence[ClaimedRow], last: Scan, *, full: bool) -> None:
@@ -129,12 +123,12 @@ class Cursor:
             took = clock() - self._began
             pause = min(LONGEST_PAUSE, max(FULL_SCAN_EVERY, took / FULL_SCAN_SHARE))
             self._full_scan_at = clock() + pause
-        never_waited = (
+        without_wait = (
             row
             for row in reversed(rows)
             if row.not_before is None or as_utc(row.not_before) == NEVER_WAITED
         )
-        found = next(never_waited, None)
+        found = next(without_wait, None)
         if last is EVERYTHING and (found is None or not full):
             self._position = None
         elif found is not None:

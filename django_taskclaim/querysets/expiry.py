@@ -17,17 +17,10 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.fields import QUARANTINED, is_quarantine_mark, is_unstarted_mark
 from django_taskclaim.formatting import counted
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
+from django_taskclaim.querysets import scope
 from django_taskclaim.querysets.isolating import without_refused
 from django_taskclaim.querysets.operating import BulkVerb, LockedRow, in_chunks, write_locked
-from django_taskclaim.querysets.scope import (
-    FAILED,
-    ONE_MORE,
-    OPEN_AGAIN,
-    ClaimTarget,
-    Columns,
-    Rows,
-    is_expired,
-)
+from django_taskclaim.querysets.scope import ClaimTarget, Columns, Rows
 from django_taskclaim.signals import after_commit, rows_expired, send_after_commit
 from django_taskclaim.states import WORKER_MARK
 
@@ -38,15 +31,20 @@ _WORKER_DIED = (
 )
 #: What the log and a history say of rows whose lease has ended, and what is written to them, by outcome.
 OUTCOMES: dict[str, tuple[str, Columns]] = {
-    "uncharged": ("put back, no try counted", OPEN_AGAIN),
-    "charged": ("put back, one try counted", {**OPEN_AGAIN, "attempts": ONE_MORE}),
+    "uncharged": ("put back, no try counted", scope.OPEN_AGAIN),
+    "charged": ("put back, one try counted", {**scope.OPEN_AGAIN, "attempts": scope.ONE_MORE}),
     "quarantined": (
         "put back for the last try, to be claimed alone",
-        {**OPEN_AGAIN, "not_before": QUARANTINED},
+        {**scope.OPEN_AGAIN, "not_before": QUARANTINED},
     ),
     "failed": (
         "failed, no try is left",
-        {**FAILED, "attempts": ONE_MORE, "error_class": "LeaseExpired", "last_error": _WORKER_DIED},
+        {
+            **scope.FAILED,
+            "attempts": scope.ONE_MORE,
+            "error_class": "LeaseExpired",
+            "last_error": _WORKER_DIED,
+        },
     ),
 }
 
@@ -58,7 +56,7 @@ class ReleaseExpired(BulkVerb):
     cutoff: datetime | None = None
 
     def condition(self, target: ClaimTarget) -> Q:
-        return is_expired(target.columns, self.cutoff)
+        return scope.is_expired(target.columns, self.cutoff)
 
     def outcome(self, target: ClaimTarget, row: LockedRow) -> str:
         """Say what an expired claim makes of its row: ``uncharged``, ``charged``, ``quarantined`` or ``failed``."""
@@ -72,7 +70,7 @@ class ReleaseExpired(BulkVerb):
 
     def write(self, target: ClaimTarget, rows: list[LockedRow], outcome: str) -> int:
         keys, (words, sets) = [row.key for row in rows], OUTCOMES[outcome]
-        written = write_locked(target, keys, is_expired(target.columns), sets)
+        written = write_locked(target, keys, scope.is_expired(target.columns), sets)
         if not written:
             return 0
         holders, label = [row.claimed_by for row in rows], target.model._meta.label
@@ -136,7 +134,7 @@ class Reaper:
         interval = conf.duration("REAPER_INTERVAL").total_seconds()
         self._due = later = clock() + interval * random.uniform(0.75, 1.0)
         try:
-            if not rows.filter(is_expired(claim_columns(self.model))).exists():
+            if not rows.filter(scope.is_expired(claim_columns(self.model))).exists():
                 self.start_over()
                 return 0
             # Only now the clock is read.

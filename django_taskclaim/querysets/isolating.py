@@ -187,7 +187,7 @@ def without_refused(queryset: Q) -> Q:
 # Rows that nobody can read
 
 
-def isolate_unreadable(
+def find_unreadable(
     given: Sequence[T], read: Callable[[Sequence[T]], object], rows: "models.QuerySet[Any]"
 ) -> list[Bad[T]]:
     """Have *read* read all that it can of what is *given*, of *rows*; return what it cannot, each with the error."""

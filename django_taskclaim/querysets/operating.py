@@ -19,19 +19,10 @@ from django_taskclaim.db.sql import SKIP, SQL, Change, Key, both
 from django_taskclaim.error_text import text_to_store
 from django_taskclaim.fields import NEVER_WAITED
 from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets import scope
 from django_taskclaim.querysets.failing import store_text
 from django_taskclaim.querysets.isolating import send_around
-from django_taskclaim.querysets.scope import (
-    AS_NEW,
-    FAILED,
-    NOW,
-    ONE_MORE,
-    OPEN_AGAIN,
-    ClaimTarget,
-    Columns,
-    Rows,
-    in_state,
-)
+from django_taskclaim.querysets.scope import ClaimTarget, Columns, Rows
 from django_taskclaim.querysets.transactions import run
 from django_taskclaim.querysets.writes import Write
 from django_taskclaim.signals import rows_acted_on, rows_handed_over, send_after_commit
@@ -161,7 +152,7 @@ class StateChange(BulkVerb):
 
     def condition(self, target: ClaimTarget) -> Q:
         columns = target.columns
-        found, name = in_state(columns, *self.states), self.except_held_by
+        found, name = scope.in_state(columns, *self.states), self.except_held_by
         return found & ~Q(**{columns.claimed_by.name: name}) if name else found
 
     def write(self, target: ClaimTarget, rows: list[LockedRow], outcome: str) -> int:
@@ -184,8 +175,10 @@ class StateChange(BulkVerb):
 
 PAUSE = StateChange(act="paused", states=[Status.OPEN], sets={"status": Status.PAUSED})
 # A token from before the pause must not stand again.
-RESUME = StateChange(act="resumed", states=[Status.PAUSED], sets=OPEN_AGAIN, opens=True)
-TAKE_BACK = StateChange(act="taken back", states=[Status.PROCESSING], sets=OPEN_AGAIN, opens=True)
+RESUME = StateChange(act="resumed", states=[Status.PAUSED], sets=scope.OPEN_AGAIN, opens=True)
+TAKE_BACK = StateChange(
+    act="taken back", states=[Status.PROCESSING], sets=scope.OPEN_AGAIN, opens=True
+)
 
 
 def _states(*always: Status, complete: bool, running: bool) -> list[Status]:
@@ -219,7 +212,7 @@ class Reset(StateChange):
 def reset(*, complete: bool, running: bool) -> StateChange:
     """Return the reset of failed rows, and of those in the states that are named."""
     states = _states(Status.FAILED, complete=complete, running=running)
-    sets = {**AS_NEW, "completed_at": None, **OPEN_AGAIN}
+    sets = {**scope.AS_NEW, "completed_at": None, **scope.OPEN_AGAIN}
     return Reset(act="reset", states=states, sets=sets, opens=True)
 
 
@@ -229,7 +222,7 @@ def fail_rows(error: BaseException | str, *, complete: bool, running: bool) -> S
     return StateChange(
         act="failed",
         states=_states(Status.OPEN, Status.PAUSED, complete=complete, running=running),
-        sets={**FAILED, "completed_at": None, "iteration": ONE_MORE},
+        sets={**scope.FAILED, "completed_at": None, "iteration": scope.ONE_MORE},
         error=(error_class or OPERATOR, text),
     )
 
@@ -254,8 +247,8 @@ def take_over(model: type[models.Model], by: str, reason: str, lease: Lease) -> 
 def _held_by(holder: str, model: type[models.Model], lease: Lease) -> Columns:
     """Return what makes a row a claim of *holder* that nobody else has the token of."""
     duration = policy_for(model).lease if lease is None else conf.DURATION.check(lease, "lease")
-    token = {"claimed_by": holder, "iteration": ONE_MORE}
-    return {**token, "claimed_at": NOW, "expires_at": duration}
+    token = {"claimed_by": holder, "iteration": scope.ONE_MORE}
+    return {**token, "claimed_at": scope.NOW, "expires_at": duration}
 
 
 def hand_over(model: type[models.Model], to: str, lease: Lease) -> Write:
@@ -305,7 +298,7 @@ class Prune(BulkVerb):
                 " add CompletedAtMixin."
             )
         ended = {f"{columns.completed_at.name}__lt": DatabaseLater(-self.older_than)}
-        found = in_state(columns, Status.COMPLETE) & Q(**ended)
+        found = scope.in_state(columns, Status.COMPLETE) & Q(**ended)
         if not has_ranges(target.model):
             return found
         # Read first, since MySQL cannot delete by a subquery on the same table. Later ranges stand behind it.

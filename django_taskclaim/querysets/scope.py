@@ -293,25 +293,41 @@ def is_expired(columns: ClaimColumns, cutoff: datetime | None = None) -> Q:
     return is_running(columns) & (Q(**{f"{expiry}__isnull": True}) | ended)
 
 
+def _by_wait(columns: ClaimColumns, without: Q, **lookups: object) -> Q:
+    """Match rows by the end of their waiting time, or *without* that, where the model has none."""
+    if columns.not_before is None:
+        return without
+    return Q(**{f"{columns.not_before.name}__{name}": value for name, value in lookups.items()})
+
+
+#: Conditions that hold for all rows, and for none.
+ALL, NONE = Q(), Q(pk__in=[])
+
+
 def has_waited(columns: ClaimColumns, now: datetime | None = None) -> Q:
     """Match rows whose waiting time is over: all, where the model has none. *now* is the database's clock by default.
 
     The mark of a quarantined row lies in the far future, so ordinary claims leave such rows out by the index.
     """
-    waiting = columns.not_before
-    return Q() if waiting is None else Q(**{f"{waiting.name}__lte": now or DatabaseNow()})
+    return _by_wait(columns, ALL, lte=now or DatabaseNow())
 
 
 def never_waited(columns: ClaimColumns) -> Q:
-    """Match rows that never had to wait: all, where the model has no waiting time."""
-    waiting = columns.not_before
-    return Q() if waiting is None else Q(**{waiting.name: NEVER_WAITED})
+    """Match rows that never had to wait: all, where the model has no waiting time. They are due.
+
+    A condition that says so as well would make the database choose another index.
+    """
+    return _by_wait(columns, ALL, exact=NEVER_WAITED)
+
+
+def was_retried(columns: ClaimColumns) -> Q:
+    """Match rows that had to wait, and whose waiting time is over; none, where the model has none."""
+    return _by_wait(columns, NONE, gt=NEVER_WAITED, lte=DatabaseNow())
 
 
 def is_quarantined(columns: ClaimColumns) -> Q:
     """Match rows that are marked because their worker may have died of them; none, where the model has no mark."""
-    waiting = columns.not_before
-    return Q(pk__in=[]) if waiting is None else Q(**{f"{waiting.name}__gte": QUARANTINED})
+    return _by_wait(columns, NONE, gte=QUARANTINED)
 
 
 def is_due(columns: ClaimColumns, now: datetime | None = None) -> Q:
@@ -322,7 +338,4 @@ def is_due(columns: ClaimColumns, now: datetime | None = None) -> Q:
 
 def is_waiting(columns: ClaimColumns) -> Q:
     """Match rows whose waiting time is not over; none, where the model has none."""
-    if columns.not_before is None:
-        return Q(pk__in=[])
-    name = columns.not_before.name
-    return Q(**{f"{name}__gt": DatabaseNow(), f"{name}__lt": QUARANTINED})
+    return _by_wait(columns, NONE, gt=DatabaseNow(), lt=QUARANTINED)

@@ -10,16 +10,8 @@ from django_taskclaim.fields import OPEN_ENDED
 from django_taskclaim.formatting import format_clock_time, format_number
 from django_taskclaim.limits import Grant
 from django_taskclaim.limits.key_limits import at_their_limit
-from django_taskclaim.querysets.scope import (
-    ClaimTarget,
-    Rows,
-    in_state,
-    is_due,
-    is_open,
-    is_running,
-    is_waiting,
-    refuse_unclaimable,
-)
+from django_taskclaim.querysets import scope
+from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.states import Status
 
 
@@ -55,7 +47,7 @@ class Progress:
 
 def progress_of(queryset: Rows) -> Progress:
     """Count the rows of *queryset* in each state."""
-    refuse_unclaimable(queryset)
+    scope.refuse_unclaimable(queryset)
     target = ClaimTarget.of(queryset.model, queryset.db)
     rows = target.rows_of(queryset).values_list(target.columns.status.name)
     return Progress(**dict(rows.annotate(n=Count("*"))))
@@ -106,7 +98,7 @@ def why_empty(queryset: Rows, who: str) -> WhyEmpty:
     if stop is not None:
         return WhyEmpty(f"throttled{_at(stop.until, 'until', ' ')}: {grant.stops.throttled}")
     rows = target.rows_of(queryset)
-    rows = rows.filter(in_state(target.columns, Status.OPEN, Status.PROCESSING))
+    rows = rows.filter(scope.in_state(target.columns, Status.OPEN, Status.PROCESSING))
     found = WhyEmpty(**rows.aggregate(**_counts(target, who)))
     reached, kept_back = grant.reached_now(), found.ready + found.kept_back
     if reached is None or not kept_back:
@@ -120,8 +112,8 @@ def _counts(target: ClaimTarget, who: str) -> dict[str, object]:
     """Return what ``WhyEmpty`` holds, as aggregates over open and running rows."""
     columns = target.columns
     status, expiry, waiting = columns.status.name, columns.expires_at.name, columns.not_before
-    held = is_running(columns) & ~Q(**{columns.claimed_by.name: who})
-    due, limited = is_open(columns) & is_due(columns), at_their_limit(target)
+    held = scope.is_running(columns) & ~Q(**{columns.claimed_by.name: who})
+    due, limited = scope.is_open(columns) & scope.is_due(columns), at_their_limit(target)
     counts: dict[str, Any] = {
         "held": Count(status, filter=held),
         "next_free": Min(expiry, filter=held),
@@ -130,7 +122,7 @@ def _counts(target: ClaimTarget, who: str) -> dict[str, object]:
     if limited:
         counts["kept_back"] = Count(status, filter=due & limited)
     if waiting is not None:
-        later = is_open(columns) & is_waiting(columns)
+        later = scope.is_open(columns) & scope.is_waiting(columns)
         counts["waiting"] = Count(status, filter=later)
         counts["next_due"] = Min(waiting.name, filter=later & ~Q(**{waiting.name: OPEN_ENDED}))
     return counts
