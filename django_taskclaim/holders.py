@@ -1,5 +1,7 @@
 """Users of the site who hold rows: the name of a holder for a user, and the user for a name."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from django.apps import apps
@@ -30,6 +32,17 @@ def user_of(holder: str | None) -> object:
         return None
     # "user:017" spells the same key and is another name.
     return user if user is not None and holder_of(user) == holder else None
+
+
+def names_of(holders: Iterable[str]) -> dict[str, str]:
+    """Return ``name_of`` for each of the holders; their users are read together."""
+    names = {one: one.partition(WORKER_MARK)[0] for one in holders}
+    keys = [one.removeprefix(PREFIX) for one in names if one.startswith(PREFIX)]
+    if keys and apps.is_installed("django.contrib.auth"):
+        with suppress(ValidationError, ValueError):
+            for user in get_user_model()._default_manager.filter(pk__in=keys):
+                names[holder_of(user)] = name_of(None, user)
+    return names
 
 
 def name_of(holder: str | None, user: Any = None) -> str:

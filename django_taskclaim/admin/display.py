@@ -17,9 +17,10 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.control.reading import history
 from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
-from django_taskclaim.holders import name_of
+from django_taskclaim.holders import name_of, names_of
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets.scope import is_running
 from django_taskclaim.states import Status
 
 #: Open, but not due yet; and running with a lease that has ended.
@@ -50,6 +51,14 @@ def look_at(rows: Iterable[models.Model], alias: str) -> None:
         row.__dict__[FACTS] = RowFacts(row, now, name)
 
 
+def longest_running(rows: models.QuerySet[Any], now: datetime, most: int) -> list["RowFacts"]:
+    """Return those of *rows* that run, the longest claimed first."""
+    columns = claim_columns(rows.model)
+    found = list(rows.filter(is_running(columns)).order_by(columns.claimed_at.name)[:most])
+    names = names_of(getattr(row, columns.claimed_by.attname) for row in found)
+    return [RowFacts(row, now, names.__getitem__) for row in found]
+
+
 def facts_of(row: models.Model) -> "RowFacts":
     """Return the facts of a row, also of one that no page has looked at."""
     if FACTS not in row.__dict__:
@@ -69,7 +78,7 @@ class RowFacts:
             value = None if field is None else getattr(row, field.attname)
             return as_utc(value) if isinstance(value, datetime) else value
 
-        self.now = now
+        self.now, self.key = now, row.pk
         self.max_attempts = policy_for(type(row)).max_attempts
         self.status = str(read("status"))
         self.is_held = self.status == Status.PROCESSING

@@ -14,7 +14,7 @@ from django_taskclaim.fields import as_utc
 from django_taskclaim.tables import EVERY_MODEL, WorkerProcess, scope_of
 from django_taskclaim.worker.counters import Counts, quantile, times
 
-MINUTE = timedelta(minutes=1)
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 #: What is older than AGE_OF_MINUTES is kept, and shown, in slots as long as this.
 TEN_MINUTES = timedelta(minutes=10)
 AGE_OF_MINUTES = timedelta(hours=1)
@@ -27,7 +27,7 @@ LEAST = timedelta(seconds=5)
 
 @dataclass(slots=True)
 class Slot:
-    """What all workers got done of one model in one minute, or ten."""
+    """What all workers got done of one model in one minute, or in ten, or in an hour."""
 
     at: datetime
     #: How long it is, or has been so far.
@@ -62,17 +62,17 @@ class Slot:
         return failed / (self.counts["done"] + failed) if failed else 0.0
 
 
-def minutes(model: type[models.Model], *, using: str, since: datetime) -> list[ThroughputMinute]:
-    """Return the minutes that worker processes have written since then, oldest first."""
+def minutes(*of: type[models.Model], using: str, since: datetime) -> list[ThroughputMinute]:
+    """Return the minutes of these models that worker processes have written since then, oldest first."""
     rows = ThroughputMinute.objects.using(using).filter(
-        model=scope_of(model), at__gte=slot_start(since, TEN_MINUTES)
+        model__in=map(scope_of, of), at__gte=slot_start(since, HOUR)
     )
     return list(rows.order_by("at", "id"))
 
 
 def slots(written: Sequence[ThroughputMinute], now: datetime, span: timedelta) -> list[Slot]:
-    """Return the throughput of the last *span* without gaps, oldest first: by minutes up to an hour, else by ten."""
-    width = MINUTE if span <= AGE_OF_MINUTES else TEN_MINUTES
+    """Return the throughput of the last *span* without gaps, oldest first: by minutes, ten minutes or hours."""
+    width = MINUTE if span <= AGE_OF_MINUTES else TEN_MINUTES if span <= DAY else HOUR
     last = slot_start(now, width)
     found: dict[datetime, Slot] = {}
     for ago in reversed(range(span // width)):

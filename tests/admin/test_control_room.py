@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -44,7 +45,7 @@ from tests.commands import run
 from tests.factories import make
 from tests.limits.test_overrides import handled
 from tests.limits.test_workers import closed_now
-from tests.testapp.models import Photo
+from tests.testapp.models import Photo, UuidKey
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
 
@@ -90,6 +91,8 @@ def statements(client: Client, page: str) -> int:
 def test_more_rows_workers_and_failures_cost_no_more_statements(boss: Client) -> None:
     failed(1)
     worker()
+    make(Photo, 1)
+    Photo.objects.claim_batch(1, claimed_by="user:1", durable=False)
     few = statements(boss, photos())
     assert few <= 15
     for number in range(5):
@@ -138,6 +141,32 @@ def test_a_login_after_the_session_ended_leads_back_to_the_page(boss: Client) ->
     answer = boss.get(where)
     assert (answer.status_code, answer["Location"]) == (302, photos())
     assert recorded() == []
+
+
+def test_a_refresh_without_news_sends_a_token_and_no_page(boss: Client) -> None:
+    make(Photo, 1)
+    known = {"If-None-Match": boss.get(photos("live"))["ETag"]}
+    same = boss.get(photos("live"), headers=known)
+    assert (same.status_code, same.content, bool(same["Taskclaim-Token"])) == (304, b"", True)
+    make(Photo, 1)
+    assert boss.get(photos("live"), headers=known).status_code == 200
+
+
+def test_what_runs_is_listed_the_longest_first_and_people_by_their_names(boss: Client) -> None:
+    make(Photo, 3)
+    boss_pk = User.objects.get(username="boss").pk
+    for who in (f"user:{boss_pk}", "user:017", None):
+        Photo.objects.claim_batch(1, claimed_by=who, durable=False)
+    page = text_of(boss.get(photos()))
+    assert re.search(r"the longest first .*boss \(you\) .*user:017 .*1 of 5", page)
+
+
+def test_the_overview_has_the_worst_first(boss: Client) -> None:
+    make(Photo, 1)
+    make(UuidKey, 1)
+    UuidKey.objects.claim_batch(1, durable=False)[0].claim.complete()
+    page = text_of(boss.get(overview()))
+    assert page.index("READY") < page.index("IDLE") < page.index("DONE")
 
 
 # The switch

@@ -60,12 +60,13 @@ def test_processes_add_up_and_gaps_are_shown(now: datetime) -> None:
     assert sum(slot.counts["done"] for slot in throughput(DAY)) == 180
 
 
-def test_a_chart_shows_where_claims_were_paused(now: datetime) -> None:
+def test_a_chart_has_marks_where_people_acted(now: datetime) -> None:
     minute(now, 5, done=60)
     record_action(Photo, "pause", by="ada", reason="deploy")
     record_action(Photo, "reset", rows=5, by="bob")
-    found = chart("hour", "", throughput(HOUR), acts(Photo, using="default"))
-    assert [name for name, _ in found.ticks] == ["pause"]
+    record_action(Photo, "export", by="bob")
+    found = chart(throughput(HOUR), acts(Photo, using="default"))
+    assert [mark.act.act for mark in found.marks] == ["pause", "reset"]
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")

@@ -1,21 +1,42 @@
-"""Throughput of the last hour and of the last day, as the page draws it: no script is needed for that."""
+"""Throughput as the page draws it, no script is needed for that, and what it lets expect."""
 
 from collections.abc import Sequence
+from datetime import timedelta
+from itertools import pairwise
 from statistics import fmean, median_high
 from typing import NamedTuple
 
-from django_taskclaim.control.actions import PAUSE, RESUME
+from django.utils.translation import gettext as _
+
+from django_taskclaim.completion import Clear
+from django_taskclaim.control.actions import PAUSE, RESET, RESUME
 from django_taskclaim.control.models import OperatorAct
-from django_taskclaim.control.reading import Slot
+from django_taskclaim.control.reading import DAY, HOUR, Slot
 from django_taskclaim.fields import as_utc
+from django_taskclaim.formatting import format_duration
+from django_taskclaim.monitoring.overview import Overview
+from django_taskclaim.policy import policy_for
+
+#: How far back a chart may look, by the name in the address; the first if none is named.
+RANGES = {"1h": HOUR, "6h": 6 * HOUR, "24h": DAY, "7d": 7 * DAY}
+
+#: Acts that a chart has marks for.
+MARKED = (PAUSE.name, RESUME.name, RESET.name)
+
+#: No forecast is made of less than this share.
+FORESEEABLE = 0.01
+
+
+class Mark(NamedTuple):
+    """An act, and where it stands in a chart, in percent."""
+
+    act: OperatorAct
+    place: float
 
 
 class Chart(NamedTuple):
     """What slots of one length show."""
 
-    #: The end of its id on the page.
-    name: str
-    title: str
     #: All of the time, oldest first, and those in which anything came to its end, the latest first.
     slots: Sequence[Slot]
     worked: list[Slot]
@@ -25,33 +46,52 @@ class Chart(NamedTuple):
     #: Seconds that batches took.
     median: float
     slowest: float
-    #: Where claims were paused or resumed, from 0 to 1.
-    ticks: list[tuple[str, float]]
+    #: What people did meanwhile, oldest first.
+    marks: list[Mark]
+
+    @property
+    def ticks(self) -> Sequence[Slot]:
+        """The slots whose time stands below the chart."""
+        return self.slots[:: len(self.slots) // 4]
 
 
-def chart(name: str, title: str, slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
-    """Return what there is to draw, with the switches among *acts*."""
+def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
+    """Return what there is to draw, with marks for some of the *acts*, which come newest first."""
     worked = [slot for slot in reversed(slots) if slot.tries]
     # The last slot is not over yet, so its rate means little.
     rates = [slot.rate for slot in worked if slot is not slots[-1]]
     rates = rates or [slot.rate for slot in worked] or [0.0]
-    medians = [slot.p50 for slot in worked if slot.p50]
+    begins = slots[0].at
+    span = (slots[1].at - begins) * len(slots)
+    marks = [Mark(act, round(100 * ((as_utc(act.at) - begins) / span), 2)) for act in acts]
     return Chart(
-        name,
-        title,
         slots,
         worked,
         top=max(rates),
         average=fmean(rates),
-        median=median_high(medians or [0.0]),
+        median=median_high([slot.p50 for slot in worked if slot.p50] or [0.0]),
         slowest=max((slot.p95 or 0.0 for slot in worked), default=0.0),
-        ticks=_ticks(acts, slots),
+        marks=[one for one in reversed(marks) if one.act.act in MARKED and 0 <= one.place < 100],
     )
 
 
-def _ticks(acts: Sequence[OperatorAct], slots: Sequence[Slot]) -> list[tuple[str, float]]:
-    begins = slots[0].at
-    span = (slots[1].at - begins) * len(slots)
-    turned = [act for act in acts if act.act in (PAUSE.name, RESUME.name)]
-    places = [(act.act, (as_utc(act.at) - begins) / span) for act in turned]
-    return [(name, place) for name, place in places if 0 <= place < 1]
+def forecast(seen: Overview, hour: Sequence[Slot], day: Sequence[Slot]) -> str:
+    """Return about how long the rest will take, as fast as it went in the last slots in which rows were worked on.
+
+    Nothing without a living worker that may claim, and until a hundredth is done, unless done rows vanish.
+    """
+    progress, completion = seen.progress, policy_for(seen.model).completion
+    is_early = not completion.note and progress.fraction < FORESEEABLE
+    rests = seen.pause is not None or not seen.living or not progress.left
+    if rests or is_early or isinstance(completion, Clear):
+        return ""
+    # Of ten minutes, else of an hour, else of a day. The last slot is not over yet, and work did not fill the one in
+    # which it began; those without a try, such as a night of pause, do not count.
+    for slots in (hour[-11:-1], hour[:-1], day[:-1]):
+        rates = [slot.rate for before, slot in pairwise(slots) if before.tries and slot.tries]
+        if any(rates):
+            seconds = min(progress.left / fmean(rates), 3e9)
+            step = 5 if seconds < 120 else 60 if seconds < 7200 else 600
+            left = timedelta(seconds=max(step, round(seconds / step) * step))
+            return _("about %(time)s left") % {"time": format_duration(left)}
+    return ""

@@ -82,8 +82,8 @@ class Group:
 
     error: str
     message: str
-    hour: int = 0
-    day: int = 0
+    #: How many began their last try in each of the last 24 hours, the present one last.
+    hours: list[int] = field(default_factory=lambda: [0] * 24)
     #: The rows that were found, the latest first.
     failures: list[TriedRow] = field(default_factory=list)
     #: Why it is known, and who said so.
@@ -109,6 +109,14 @@ class Group:
     def short_error(self) -> str:
         """The class without its module."""
         return self.error.rpartition(".")[2]
+
+    @property
+    def day(self) -> int:
+        return sum(self.hours)
+
+    @property
+    def top(self) -> int:
+        return max(self.hours)
 
     @property
     def all(self) -> int:
@@ -151,9 +159,9 @@ def sample(rows: Rows, now: datetime) -> Sample:
         kind = failure.error, normalised(failure.text)
         group = groups.setdefault(kind, Group(*kind))
         group.failures.append(failure)
-        age = now - (failure.tried_at or _LONG_AGO)
-        group.day += age <= timedelta(days=1)
-        group.hour += age <= timedelta(hours=1)
+        ago = (now - (failure.tried_at or _LONG_AGO)) // timedelta(hours=1)
+        if ago < len(group.hours):
+            group.hours[-1 - max(0, ago)] += 1
     largest = sorted(groups.values(), key=lambda group: -group.all)
     return Sample(largest, min(len(found), MOST), capped=len(found) > MOST)
 

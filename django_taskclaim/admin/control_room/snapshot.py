@@ -5,8 +5,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import pairwise
-from statistics import fmean
 from threading import Lock
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar, cast
@@ -21,16 +19,15 @@ from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
 from django_taskclaim.admin.control_room import failures
-from django_taskclaim.admin.control_room.charts import Chart, chart
-from django_taskclaim.admin.display import STATES
+from django_taskclaim.admin.control_room.charts import Chart, chart, forecast
+from django_taskclaim.admin.display import STATES, RowFacts, longest_running
 from django_taskclaim.columns import has_ranges
-from django_taskclaim.completion import Clear
 from django_taskclaim.control import reading
 from django_taskclaim.control.actions import WORKER_COMMANDS
 from django_taskclaim.control.models import OperatorAct, is_on
+from django_taskclaim.control.reading import DAY, HOUR
 from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.formatting import format_duration
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import Holder, Overview, overview, overviews
 from django_taskclaim.monitoring.server import server_for
@@ -39,18 +36,14 @@ from django_taskclaim.querysets import Progress
 from django_taskclaim.ranges import RowCounts, row_counts
 from django_taskclaim.states import Status
 from django_taskclaim.switch import describe_pause
+from django_taskclaim.tables import scope_of
 from django_taskclaim.templatetags.taskclaim import clock, number
 
-HOUR, DAY = timedelta(hours=1), timedelta(days=1)
-
-#: The latest acts, and the processes, that a page lists.
-ACTS, WORKERS = 12, 60
+#: The latest acts, the processes, and the rows that have run longest, that a page lists.
+ACTS, WORKERS, RUNNING = 12, 60, 8
 
 #: Units of the bar's whole width; a state with any rows gets at least LEAST of them.
 WIDTH, LEAST = 1000.0, 4.0
-
-#: No forecast is made of less than this share.
-FORESEEABLE = 0.01
 
 #: Everybody who looks at a page within so many seconds sees the same snapshot of it.
 SHARED_FOR = 2.0
@@ -110,58 +103,69 @@ class Snapshot:
     findings: list[CheckMessage] | None = None
     ranges: RowCounts | None = None
     failed: failures.Sample | None = None
-    #: Of the last hour, and of the last day.
-    charts: list[Chart] | None = None
+    #: The rows that have run longest, as people read them.
+    running: list[RowFacts] | None = None
+    chart: Chart | None = None
+    forecast: str = ""
     #: Rows a second of each living process, where they are written down.
     rates: dict[str, float] = field(default_factory=dict)
     acts: list[OperatorAct] | None = None
 
-    def read(self, model: type[models.Model], alias: str, rows: Rows) -> bool:
-        """Read the parts, the most important first, with the error texts of *rows* only; the clock is read once."""
+    def read(self, model: type[models.Model], alias: str, rows: Rows, span: timedelta) -> bool:
+        """Read the parts, the most important first, with what *rows* hold only; the clock is read once."""
         self.seen = seen = overview(model, alias, exact=False)
         self.findings = list(reasons(seen))
         if has_ranges(model):
             self.ranges = row_counts(model, alias)
         self.failed = failures.sample(rows, seen.now)
+        self.running = longest_running(rows, seen.now, RUNNING)
         if is_on(alias):
-            minutes = reading.minutes(model, using=alias, since=seen.now - DAY)
+            minutes = reading.minutes(model, using=alias, since=seen.now - max(span, DAY))
             self.rates = reading.rates(minutes, seen.living, seen.now)
-            self.acts = acts = reading.acts(model, using=alias, limit=ACTS)
+            self.acts = reading.acts(model, using=alias, limit=ACTS)
             known = reading.known_failures(model, using=alias)
             for group in self.failed.groups:
                 group.known = known.get(group.id)
-            hour, day = (reading.slots(minutes, seen.now, span) for span in (HOUR, DAY))
-            self.charts = [
-                chart("hour", _("Last hour"), hour, acts),
-                chart("day", _("Last 24 hours"), day, acts),
-            ]
+            shown, hour, day = (reading.slots(minutes, seen.now, one) for one in (span, HOUR, DAY))
+            self.chart, self.forecast = chart(shown, self.acts), forecast(seen, hour, day)
         return True
 
 
-def snapshot_of(model: type[models.Model], alias: str, rows: Rows) -> Snapshot:
-    """Return as much of a snapshot as the database tells in time."""
+def snapshot_of(model: type[models.Model], alias: str, rows: Rows, span: timedelta) -> Snapshot:
+    """Return as much of a snapshot as the database tells in time, with a chart of the last *span*."""
     found = Snapshot(timezone.now())
-    found.is_late = not in_time(alias, partial(found.read, model, alias, rows))
+    found.is_late = not in_time(alias, partial(found.read, model, alias, rows, span))
     return found
 
 
 @dataclass
-class Summaries:
+class Cards:
     """What was read for the overview; a model is missing whose database did not answer in time."""
 
     as_of: datetime
     known: dict[type[models.Model], Overview] = field(default_factory=dict)
+    #: Rows a second, of the minutes of the last hour and now, where they are written down.
+    hours: dict[type[models.Model], list[float]] = field(default_factory=dict)
+    rates: dict[type[models.Model], float] = field(default_factory=dict)
     is_late: bool = False
 
     def read(self, of: list[type[models.Model]], alias: str) -> bool:
         """Read the models of one database."""
-        self.known.update((seen.model, seen) for seen in overviews(of, alias))
+        for seen in overviews(of, alias):
+            self.known[seen.model] = seen
+        if is_on(alias):
+            written = reading.minutes(*of, using=alias, since=seen.now - HOUR)
+            for model in of:
+                mine = [one for one in written if one.model == scope_of(model)]
+                self.hours[model] = [s.rate for s in reading.slots(mine, seen.now, HOUR)]
+                rates = reading.rates(mine, self.known[model].living, seen.now)
+                self.rates[model] = sum(rates.values())
         return True
 
 
-def read_summaries(places: Sequence[tuple[type[models.Model], str]]) -> Summaries:
+def read_cards(places: Sequence[tuple[type[models.Model], str]]) -> Cards:
     """Return as much of models, each on its database, as the databases tell in time."""
-    found = Summaries(timezone.now())
+    found = Cards(timezone.now())
     for alias in {place for model, place in places}:
         there = [model for model, place in places if place == alias]
         found.is_late |= not in_time(alias, partial(found.read, there, alias))
@@ -181,6 +185,15 @@ class State(NamedTuple):
     sentence: str
 
 
+#: The kinds of states, the worst first.
+KINDS = ("unknown", "throttled", "ready", "paused", "pausing", "running", "idle", "done")
+
+
+def trouble_of(seen: Overview | None) -> tuple[int, int]:
+    """Return what sorts models, those in trouble first."""
+    return KINDS.index(state_of(seen).kind), -seen.progress.failed if seen else 0
+
+
 def state_of(seen: Overview | None) -> State:
     """Return the state of a model's claims; None means that it was not read."""
     if seen is None:
@@ -191,6 +204,8 @@ def state_of(seen: Overview | None) -> State:
         if seen.is_finishing:
             return State("pausing", "❚❚", _("PAUSING"), sentence)
         return State("paused", "❚❚", _("PAUSED"), sentence)
+    if not seen.progress.left and seen.progress.complete == seen.progress.total > 0:
+        return State("done", "✓", _("DONE"), _("All rows are complete."))
     if not seen.progress.left:
         alone = _("There is nothing to do, and no worker is alive.")
         return State("idle", "✓", _("IDLE"), _("There is nothing to do.") if seen.living else alone)
@@ -243,30 +258,6 @@ def outcome(model: type[models.Model]) -> str:
     return _(note) if note else ""
 
 
-def forecast(seen: Overview | None, charts: Sequence[Chart] | None) -> str:
-    """Return about how long the rest will take, as fast as it went in the last slots in which rows were worked on.
-
-    Nothing without a living worker that may claim, and until a hundredth is done, unless done rows vanish.
-    """
-    if seen is None or charts is None or seen.pause is not None or not seen.living:
-        return ""
-    progress, completion = seen.progress, policy_for(seen.model).completion
-    is_early = not completion.note and progress.fraction < FORESEEABLE
-    if not progress.left or is_early or isinstance(completion, Clear):
-        return ""
-    # Of ten minutes, else of an hour, else of a day. The last slot is not over yet, and work did not fill the one in
-    # which it began; those without a try, such as a night of pause, do not count.
-    hour, day = (chart.slots[:-1] for chart in charts)
-    for slots in (hour[-10:], hour, day):
-        rates = [slot.rate for before, slot in pairwise(slots) if before.tries and slot.tries]
-        if any(rates):
-            seconds = min(progress.left / fmean(rates), 3e9)
-            step = 5 if seconds < 120 else 60 if seconds < 7200 else 600
-            left = timedelta(seconds=max(step, round(seconds / step) * step))
-            return _("about %(time)s left") % {"time": format_duration(left)}
-    return ""
-
-
 # The worker processes
 
 
@@ -293,15 +284,9 @@ def worker_lines(known: Snapshot, *, sees_all: bool) -> list[dict[str, Any]]:
 
 
 def _held(seen: Overview, worker: WorkerProcess, holder: Holder) -> dict[str, Any]:
-    """Return how many rows of the model a process holds, how its leases stand, and how long they last.
-
-    A lease is ``running`` or has ``ended``. Rows of a dead process are ``returning`` after that time, or ``stranded``
-    where nobody alive puts them back.
-    """
+    """Return how many rows of the model a process holds, and for how long: a silent one until others put them back."""
     left = holder.next_expiry - seen.now if holder.next_expiry else timedelta()
-    lease = "running" if left > timedelta() else "ended"
     if not worker.alive:
         length = (seen.switch and seen.switch.lease) or policy_for(seen.model).lease
         left += conf.duration("REAPER_INTERVAL") + length / RENEWALS_PER_LEASE
-        lease = "returning" if seen.living else "stranded"
-    return {"held": holder.rows, "lease": lease, "left": left}
+    return {"held": holder.rows, "left": left, "is_over": left <= timedelta()}

@@ -6,6 +6,7 @@ A GET only shows; a POST acts.
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import django
 from django.contrib import messages
@@ -14,18 +15,22 @@ from django.core.exceptions import PermissionDenied
 from django.db import Error, models, router
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
-from django.shortcuts import redirect
+from django.middleware.csrf import get_token
+from django.shortcuts import redirect, render
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
+from django.views.decorators.http import conditional_page
 
 from django_taskclaim import conf
 from django_taskclaim.admin.actions import ClaimActions, claims_of, run_action
 from django_taskclaim.admin.confirming import Answer, Crumb, confirm
 from django_taskclaim.admin.control_room import failures, forms, snapshot
+from django_taskclaim.admin.control_room.charts import RANGES
 from django_taskclaim.admin.permissions import may
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import (
     GIVE_BACK,
     PAUSE,
@@ -37,11 +42,13 @@ from django_taskclaim.control.actions import (
 from django_taskclaim.control.audit import change_overrides, record_action, turn
 from django_taskclaim.control.commands import models_of, rows_held_by, send_command, tables_of
 from django_taskclaim.control.models import is_on
+from django_taskclaim.control.reading import HOUR
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
+from django_taskclaim.holders import holder_of
 from django_taskclaim.monitoring.overview import Overview, workers
 from django_taskclaim.switch import claimable_models
-from django_taskclaim.templatetags.taskclaim import number
+from django_taskclaim.templatetags.taskclaim import moment, number
 
 TEMPLATES = "admin/taskclaim/control_room"
 
@@ -113,16 +120,25 @@ class OverviewPage:
         facts = self.facts(request, **given)
         request.current_app = self.site.name
         context = {
-            **({} if page else self.site.each_context(request)),
             "crumbs": self.crumbs,
             "crumbs_are_listed": django.VERSION >= (6, 1),
             "title": self.title,
             "every": EVERY,
             "here": self.url(),
+            "query": request.GET.urlencode(),
             **facts,
         }
-        template = self.templates[bool(page)]
-        return TemplateResponse(request, f"{TEMPLATES}/{template}", context)
+        page_name, part_name = (f"{TEMPLATES}/{name}" for name in self.templates)
+        if not page:
+            context = self.site.each_context(request) | context
+            return TemplateResponse(request, page_name, context)
+        # What differs in each answer goes by headers, so that the rest may be the same as before.
+        context["csrf_token"] = "in a header"
+        draw = partial(render, template_name=part_name, context=context)
+        response: HttpResponseBase = conditional_page(draw)(request)
+        response["Taskclaim-As-Of"] = quote(moment(facts["as_of"]))
+        response["Taskclaim-Token"] = get_token(request)
+        return response
 
     def facts(self, request: HttpRequest) -> dict[str, Any]:
         """Return what the templates show; PermissionDenied for a user who may not look."""
@@ -131,9 +147,15 @@ class OverviewPage:
             raise PermissionDenied
         # Those who may see the same models share what was read of them.
         places = tuple((page.model, page.alias) for page in pages)
-        found = snapshot.shared(request, places, partial(snapshot.read_summaries, places))
+        found = snapshot.shared(request, places, partial(snapshot.read_cards, places))
+        cards = []
+        for page in pages:
+            hour, rate = found.hours.get(page.model, []), found.rates.get(page.model)
+            line = page.line(found.known.get(page.model))
+            cards.append(line | {"hour": hour, "top": max(hour, default=0), "rate": rate})
         return {
-            "models": [page.line(found.known.get(page.model)) for page in pages],
+            # The worst first; those that are alike stay in the order of their names.
+            "models": sorted(cards, key=lambda card: card["trouble"]),
             "may_operate_all": self.may("operate", request),
             "all_are_paused": any(
                 one.pause and one.pause.is_for_all for one in found.known.values()
@@ -242,6 +264,7 @@ class ModelPage(OverviewPage):
             "page": self,
             "state": snapshot.state_of(seen),
             "seen": seen,
+            "trouble": snapshot.trouble_of(seen),
             "segments": snapshot.segments(seen.progress) if seen else [],
             "outcome": snapshot.outcome(self.model),
             "silent": len(seen.workers) - len(seen.living) if seen else 0,
@@ -253,10 +276,13 @@ class ModelPage(OverviewPage):
         if not self.may("view_control", request):
             raise PermissionDenied
         rows = self.rows(request)
-        read = partial(snapshot.snapshot_of, self.model, self.alias, rows)
+        chosen = request.GET.get("range", "")
+        span = RANGES.get(chosen, HOUR)
+        read = partial(snapshot.snapshot_of, self.model, self.alias, rows, span)
         sees_all = not (rows.query.where or rows.query.is_sliced or rows.query.combinator)
         # Errors of rows that this user may not see must not come from a snapshot of others.
-        known = snapshot.shared(request, (self.model, self.alias), read) if sees_all else read()
+        place = self.model, self.alias, span
+        known = snapshot.shared(request, place, read) if sees_all else read()
         seen = known.seen
         stored = seen.switch.overrides if seen and seen.switch else {}
         meta, has_filters = self.model._meta, isinstance(self.model_admin, ClaimActions)
@@ -268,7 +294,10 @@ class ModelPage(OverviewPage):
             "may_operate": self.may("operate", request),
             "may_configure": self.may("configure", request),
             "has_control": is_on(self.alias),
-            "forecast": snapshot.forecast(seen, known.charts),
+            "ranges_of_time": [(name, RANGES[name] == span) for name in RANGES],
+            "sees_all": sees_all,
+            "me": holder_of(request.user),
+            "holder_column": claim_columns(self.model).claimed_by.name,
             "workers": snapshot.worker_lines(known, sees_all=sees_all),
             "change_url": f"{self.site.name}:{meta.app_label}_{meta.model_name}_change",
             "settings_form": form or forms.SettingsForm(self.model, stored=stored),

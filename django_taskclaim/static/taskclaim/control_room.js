@@ -5,8 +5,8 @@
     const live = document.getElementById("tc-live");
     if (!live) return;
     const say = document.getElementById("tc-say");
-    const every = Number(live.dataset.every) || 2500;
-    let timer = null, waiting = null, announced = announcements();
+    const fresh = document.getElementById("tc-fresh"), every = document.getElementById("tc-every");
+    let timer = null, waiting = null, announced = announcements(), etag = "";
 
     /* Elements that are the same thing before and after. */
     const alike = (one, other) =>
@@ -75,11 +75,9 @@
         announced = now;
     }
 
-    function old(words) {
-        const fresh = live.querySelector("[data-fresh]");
-        if (!fresh) return;
-        fresh.classList.add("is-old");
-        fresh.textContent = words.replace("%s", fresh.dataset.asOf);
+    function asOf(words, isOld) {
+        fresh.classList.toggle("is-old", isOld);
+        document.getElementById("tc-fresh-at").textContent = words.replace("%s", live.dataset.at);
     }
 
     async function refresh() {
@@ -88,25 +86,74 @@
         try {
             const answer = await fetch(live.dataset.url, {
                 credentials: "same-origin", redirect: "manual", signal: waiting.signal,
-                headers: { "X-Requested-With": "XMLHttpRequest" },
+                headers: { "X-Requested-With": "XMLHttpRequest", "If-None-Match": etag },
             });
             if (answer.type === "opaqueredirect" || answer.status === 403) {
-                old(live.dataset.out);
+                asOf(live.dataset.out, true);
                 stop();
                 timer = false;
                 return;
             }
-            if (!answer.ok) throw new Error(answer.statusText);
-            const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-            followChildren(live, page.body);
-            tell();
+            if (!answer.ok && answer.status !== 304) throw new Error(answer.statusText);
+            if (answer.ok) {
+                const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+                followChildren(live, page.body);
+                etag = answer.headers.get("ETag") || "";
+                tell();
+                read();
+            }
+            // What differs in each answer, so that the rest may be the same as before.
+            for (const input of live.querySelectorAll("[name=csrfmiddlewaretoken]")) {
+                input.value = answer.headers.get("Taskclaim-Token");
+            }
+            live.dataset.at = decodeURIComponent(answer.headers.get("Taskclaim-As-Of"));
+            asOf(live.dataset.now, false);
         } catch (error) {
-            if (!document.hidden) old(live.dataset.old);
+            if (!document.hidden) asOf(live.dataset.old, true);
         } finally {
             clearTimeout(limit);
-            if (timer !== false && !document.hidden) timer = setTimeout(refresh, every);
+            later();
         }
     }
+
+    /* Refreshes again when it is time, unless the user is signed out, looks elsewhere or has frozen the page. */
+    function later() {
+        if (timer !== false && !document.hidden && Number(every.value)) {
+            timer = setTimeout(refresh, Number(every.value));
+        }
+    }
+
+    const KEPT = "taskclaim-every";
+    every.value = localStorage.getItem(KEPT) || every.value;
+    if (!every.value) every.selectedIndex = 0;
+    every.parentNode.hidden = false;
+    every.addEventListener("change", () => {
+        localStorage.setItem(KEPT, every.value);
+        if (timer === false) return;
+        stop();
+        later();
+    });
+
+    /* The slot of the chart that the slider stands at, in words; the pointer moves the slider. */
+    document.documentElement.classList.add("tc-js");
+
+    function read() {
+        const slider = live.querySelector("#tc-readout input");
+        const slot = slider && live.querySelectorAll("#tc-slots > li")[slider.value];
+        if (!slot) return;
+        slider.nextElementSibling.textContent = slot.textContent;
+        slider.setAttribute("aria-valuetext", slot.textContent);
+    }
+
+    live.addEventListener("pointermove", (event) => {
+        const plots = event.target.closest(".tc-plots");
+        const slider = plots && live.querySelector("#tc-readout input");
+        if (!slider) return;
+        const { left, width } = plots.getBoundingClientRect();
+        slider.value = Math.floor((event.clientX - left) / width * (Number(slider.max) + 1));
+        slider.parentNode.dataset.mine = "";
+        read();
+    });
 
     function stop() {
         clearTimeout(timer);
@@ -116,13 +163,14 @@
     document.addEventListener("visibilitychange", () => {
         if (timer === false) return;
         stop();
-        if (!document.hidden) refresh();
+        if (!document.hidden) Number(every.value) && refresh();
         else if (waiting) waiting.abort();
     });
 
     live.addEventListener("input", (event) => {
         const own = event.target.closest(OWN);
         if (own) own.dataset.mine = "";
+        read();
     });
 
     setInterval(() => {
@@ -132,5 +180,6 @@
         }
     }, 1000);
 
-    if (!document.hidden) timer = setTimeout(refresh, every);
+    read();
+    later();
 })();
