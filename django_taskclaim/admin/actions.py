@@ -250,41 +250,39 @@ def run_action(
     chosen, may = action.chosen(rows, named), row_permission(request, model_admin)
     # No verb reaches rows through an aggregate.
     reached = chosen if rows.query.group_by is None else every_row(rows)
-    # Rows that were changed, chunk by chunk, and those that were left alone, by why.
-    changed, alone, key = list[int](), Counter(left), ""
+    # Rows that were changed, and those that were left alone, by why.
+    changed, alone, key = 0, Counter(left), ""
     began, is_over, trouble = clock(), True, ""
     try:
-        for part in chunks_of(chosen) if keys is None else keys:
-            if changed and clock() - began >= SECONDS:
+        for turn, part in enumerate(chunks_of(chosen) if keys is None else keys):
+            if turn and clock() - began >= SECONDS:
                 is_over = False
                 break
-            key = str(part[0]) if len(part) == 1 and not changed else ""
+            key = str(part[0]) if len(part) == 1 and not turn else ""
             mine = part if may is None else [r.pk for r in chosen.filter(pk__in=part) if may(r)]
-            changed.append(0)
-            progress = partial(changed.__setitem__, -1)
-            action.run(reached.filter(pk__in=mine), named, reason, progress=progress)
+            done = action.run(reached.filter(pk__in=mine), named, reason)
+            changed += done
             errors = [one.error for one in refusals(rows.model, rows.db, began) if one.key in mine]
             alone.update(REFUSED % {"error": error} for error in errors)
             alone[str(DENIED)] += len(part) - len(mine)
-            alone[str(LOCKED)] += len(mine) - changed[-1] - len(errors)
+            alone[str(LOCKED)] += len(mine) - done - len(errors)
     except (Error, TaskClaimError) as error:
         trouble = _("Then the database refused: %(error)s") % {"error": first_line(error)}
         if connections[rows.db].needs_rollback:
             # A transaction of the caller's, as with ATOMIC_REQUESTS: it will undo what was done.
-            changed = []
+            changed = 0
     finally:
         # Also where an error of the project's own ends it, out of a permission that it asks for, say.
-        if number_of_rows := sum(changed):
+        if changed:
             facts: dict[str, Any] = {"by": request.user, "reason": reason, "using": rows.db}
-            record_action(rows.model, action.name, rows=number_of_rows, key=key, **facts)
+            record_action(rows.model, action.name, rows=changed, key=key, **facts)
     ending = trouble
     if not trouble and not is_over:
         ending = _("The time was up; press again for the rest.")
     elif not trouble and (reasons := counted(alone)):
         ending = _("Left alone: %(reasons)s.") % {"reasons": ", ".join(reasons)}
-    level = messages.SUCCESS if sum(changed) else messages.WARNING
-    text = f"{action.result(sum(changed), rows.model)} {ending}".rstrip()
-    messages.add_message(request, messages.ERROR if trouble else level, text)
+    tell = messages.error if trouble else messages.success if changed else messages.warning
+    tell(request, f"{action.result(changed, rows.model)} {ending}".rstrip())
     return is_over
 
 

@@ -64,15 +64,14 @@ def confirm(
     """
     if not allowed:
         raise PermissionDenied
-    given = request.method == "POST" and (hidden is None or CONFIRMED in request.POST)
-    sent = hidden or {}
-    answered = given and all(request.POST.getlist(name) == sent[name] for name in sent)
+    shown = hidden or {}
+    given = request.method == "POST" and (not shown or CONFIRMED in request.POST)
+    answered = given and all(request.POST.getlist(name) == shown[name] for name in shown)
     typed = {"reason": request.POST.get("reason", "")}
     filled = form(request.POST if answered else None, initial=typed)
     if answered and filled.is_valid():
         return run(filled.cleaned_data)
     request.current_app = site.name
-    kept = [(name, value) for name, values in sent.items() for value in values]
     context = {
         **site.each_context(request),
         "title": title,
@@ -81,7 +80,7 @@ def confirm(
         "changed": given and not answered,
         "facts": facts,
         "form": filled,
-        "hidden": kept if hidden is None else [*kept, (CONFIRMED, "yes")],
+        "hidden": {**shown, CONFIRMED: ["yes"]}.items(),
         "back": back,
         "crumbs": [*crumbs, Crumb(title)],
         "crumbs_are_listed": django.VERSION >= (6, 1),

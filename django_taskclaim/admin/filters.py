@@ -139,8 +139,8 @@ MOST_COUNTED = 50_000
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when it runs
     """Counts up to MOST_COUNTED rows and ends there: another filter or order shows the others."""
 
-    #: What there is to say of a count that is not exact.
-    note = ""
+    #: What a page says of a count that is not exact.
+    words = ""
 
     @cached_property
     def count(self) -> int:
@@ -148,5 +148,5 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic when
         count: int = rows.order_by()[: MOST_COUNTED + 1].count()
         if count > MOST_COUNTED:
             count = MOST_COUNTED
-            self.note = _("More than %(number)s rows") % {"number": number(count)}
+            self.words = _("more than %(number)s") % {"number": number(count)}
         return count

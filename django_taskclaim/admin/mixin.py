@@ -10,6 +10,7 @@ from django.http import HttpRequest
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.utils.http import urlencode
+from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.actions import CLAIM_ACTIONS, FILTERS_KEPT, ClaimActions, alias_of
@@ -138,8 +139,12 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         ours = [spec for spec in changes.filter_specs if isinstance(spec, ClaimFilter)]
         changes.filter_specs = [spec for spec in changes.filter_specs if spec not in ours]
         changes.has_filters = bool(changes.filter_specs)
-        notes = [*map(describe_pause, pauses), getattr(changes.paginator, "note", "")]
-        context["subtitle"] = context.get("subtitle") or "; ".join(filter(None, notes)) or None
+        notes = "; ".join(map(describe_pause, pauses))
+        context["subtitle"] = context.get("subtitle") or notes or None
+        if words := getattr(changes.paginator, "words", ""):
+            # Below the list and beside "Select all". A number of results would have to be exact.
+            changes.result_count = changes.full_result_count = words
+            context["selection_note_all"] = _("All %(number)s selected") % {"number": words}
         context["claim_filters"] = [(spec.title, list(spec.choices(changes))) for spec in ours]
         context["claim_menu"] = list(self.claim_list_buttons(request, query))
         return extended(response, "change_list.html")
