@@ -42,11 +42,10 @@ class KeyColumns:
     ``owner`` is the concrete model of that table: the model itself, the one behind a proxy, or a parent.
     """
 
-    def __init__(self, owner: type[models.Model], key: Iterable[AnyField] = ()) -> None:
-        """*key* is what tells rows apart if it is not the primary key."""
+    def __init__(self, owner: type[models.Model]) -> None:
         self.owner = owner
         #: The key's columns on the owner's table; more than one for a composite key.
-        self.key: list[AnyField] = list(key or owner._meta.pk_fields)
+        self.key: list[AnyField] = list(owner._meta.pk_fields)
 
     @property
     def ranking(self) -> list[tuple[AnyField, bool]]:

@@ -224,10 +224,7 @@ policies: dict[type[models.Model], Policy] = {}
 
 def policy_for(model: type[Any]) -> Policy:
     """Return the policy of *model* or of the nearest class it inherits from; the settings' where none is set."""
-    for cls in model.__mro__:
-        if cls in policies:
-            return policies[cls]
-    return _DEFAULT
+    return next((policies[cls] for cls in model.__mro__ if cls in policies), _DEFAULT)
 
 
 def policies_over(model: type[Any]) -> dict[type[models.Model], Policy]:

@@ -1,15 +1,17 @@
 """Making the rows of a companion: by INSERT … SELECT where the database can, else by keys, chunk by chunk."""
 
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from django.db import IntegrityError, models
-from django.db.models import Exists, F, OuterRef, Value
+from django.db.models import Exists, F, OuterRef, Q, Value
 
-from django_taskclaim.columns import KeyColumns, SourceLink, source_link
+from django_taskclaim.columns import SourceLink, source_link
 from django_taskclaim.conf import NUMBER_OR_NONE
 from django_taskclaim.db.notify import call_workers
-from django_taskclaim.db.sql import SQL, KeyTable
+from django_taskclaim.db.sql import SQL
 from django_taskclaim.fields import AnyField
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, is_of_one_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import run
@@ -99,18 +101,12 @@ class Population:
     def _copy(self, sources: Rows) -> int:
         """Read the keys of *sources* and insert those that are not there."""
         names, own = [f.attname for f in self.link.theirs], [f.attname for f in self.link.own]
-        dialect = self.target.dialect
-        by_source = KeyTable(KeyColumns(self.owner, self.link.own), dialect.connection)
-        # As keys of that table are: a tuple only where it has several columns.
-        given = list(sources.values_list(*names, flat=len(names) == 1))
-        chunks = dialect.chunks(given, by_source)
-        there = {key for part in chunks for key in dialect.select_keys(by_source, part)}
-        new = [
-            self.owner(**dict(zip(own, key if len(own) > 1 else [key], strict=True)))
-            for key in given
-            if key not in there
-        ]
-        return len(self.target.rows.bulk_create(new))
+        new = {key: dict(zip(own, key, strict=True)) for key in sources.values_list(*names)}
+        for part in self.target.dialect.chunks(list(new), self.target.table, len(own)):
+            is_there = reduce(or_, (Q(**new[key]) for key in part))
+            for key in self.target.rows.filter(is_there).values_list(*own):
+                new.pop(key, None)
+        return len(self.target.rows.bulk_create([self.owner(**key) for key in new.values()]))
 
 
 def _checked(sources: object, link: SourceLink, alias: str) -> Rows:

@@ -10,6 +10,7 @@ from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import class_prepared
 from django.utils.translation import gettext_lazy as _
 
+from django_taskclaim import fields
 from django_taskclaim.awaitables import async_twin
 from django_taskclaim.claim import Claim, claim_of, remember, standing_claim
 from django_taskclaim.columns import (
@@ -21,16 +22,6 @@ from django_taskclaim.columns import (
     is_claimable,
 )
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.fields import (
-    NEVER_WAITED,
-    CounterField,
-    ErrorClassField,
-    ErrorTextField,
-    HolderField,
-    MomentField,
-    PriorityField,
-    StatusField,
-)
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.querysets import ClaimManager, ClaimQuerySet
 from django_taskclaim.querysets.fence import FencedModel, fence_delete
@@ -198,15 +189,19 @@ class_prepared.connect(prepare, dispatch_uid="django_taskclaim.prepare")
 # The mixins
 
 _status = partial(
-    StatusField, default=Status.OPEN.value, db_default=Status.OPEN.value, editable=False
+    fields.StatusField, default=Status.OPEN.value, db_default=Status.OPEN.value, editable=False
 )
-_holder = partial(HolderField, null=True, default=None, editable=False)
-_moment = partial(MomentField, null=True, default=None, editable=False)
-_counter = partial(CounterField, default=0, db_default=0, editable=False)
-_not_before = partial(MomentField, default=NEVER_WAITED, db_default=NEVER_WAITED, editable=False)
-_error_text = partial(ErrorTextField, default="", db_default="", blank=True, editable=False)
-_error_class = partial(ErrorClassField, default="", db_default="", blank=True, editable=False)
-_priority = partial(PriorityField, default=0, db_default=0, editable=False)
+_holder = partial(fields.HolderField, null=True, default=None, editable=False)
+_moment = partial(fields.MomentField, null=True, default=None, editable=False)
+_counter = partial(fields.CounterField, default=0, db_default=0, editable=False)
+_not_before = partial(
+    fields.MomentField, default=fields.NEVER_WAITED, db_default=fields.NEVER_WAITED, editable=False
+)
+_error_text = partial(fields.ErrorTextField, default="", db_default="", blank=True, editable=False)
+_error_class = partial(
+    fields.ErrorClassField, default="", db_default="", blank=True, editable=False
+)
+_priority = partial(fields.PriorityField, default=0, db_default=0, editable=False)
 
 
 class ClaimBase(FencedModel):

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Generator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 from django.db import DatabaseError, models
@@ -45,14 +45,6 @@ WORTH_SPLITTING = 1_000
 PATIENCE = 5
 
 
-class Middle(NamedTuple):
-    """Where a range is to be split: the last key of the front, and how many rows both parts have."""
-
-    key: str
-    front: int
-    tail: int
-
-
 def split_largest(target: RangeTarget, at_least: int = WORTH_SPLITTING) -> bool:
     """Split the running range with most rows left, and say whether there was one with *at_least* rows for two."""
     running = target.ranges.filter(is_running(target.claims.columns))
@@ -79,8 +71,8 @@ def split(target: RangeTarget, pk: object, at_least: int = 1) -> bool:
         return False
 
 
-def _middle(target: RangeTarget, range_: Range, at_least: int) -> Middle | None:
-    """Return the middle of what is left; None where it is not to be split."""
+def _middle(target: RangeTarget, range_: Range, at_least: int) -> tuple[str, int, int] | None:
+    """Return the last key of the front half of what is left, and how many rows both halves have; None for no split."""
     status = getattr(range_, target.claims.columns.status.attname)
     if status not in (Status.OPEN, Status.PROCESSING) or range_.checkpoint == range_.upper:
         return None
@@ -89,7 +81,7 @@ def _middle(target: RangeTarget, range_: Range, at_least: int) -> Middle | None:
     left = rows.count()
     front = left // 2
     middle = key_at(rows, front - 1) if front >= at_least else None
-    return None if middle is None else Middle(target.encode(middle), front, left - front)
+    return None if middle is None else (target.encode(middle), front, left - front)
 
 
 def _split(target: RangeTarget, pk: object, at_least: int) -> bool:
@@ -99,6 +91,7 @@ def _split(target: RangeTarget, pk: object, at_least: int) -> bool:
     middle = None if range_ is None else _middle(target, range_, at_least)
     if middle is None:
         return False
+    key, front, tail = middle
     # The tail has the user's own columns as the range itself has them.
     guarded = target.claims.columns.guarded_names
     own = {
@@ -106,15 +99,13 @@ def _split(target: RangeTarget, pk: object, at_least: int) -> bool:
         for field in target.model._meta.concrete_fields
         if not field.primary_key and field.name not in guarded
     }
-    bounds = {"lower": middle.key, "upper": range_.upper, "position": range_.position}
-    planned = range_.rows_done + middle.front
-    target.ranges.filter(pk=pk).update(upper=middle.key, position=0, rows_planned=planned)
-    target.ranges.bulk_create([target.model(**own, **bounds, rows_planned=middle.tail)])
+    bounds = {"lower": key, "upper": range_.upper, "position": range_.position}
+    planned = range_.rows_done + front
+    target.ranges.filter(pk=pk).update(upper=key, position=0, rows_planned=planned)
+    target.ranges.bulk_create([target.model(**own, **bounds, rows_planned=tail)])
     label = target.model._meta.label
-    said = (
-        f"{label} {pk} was split: {middle.front} rows are left to it, {middle.tail} are open again"
-    )
-    facts = {"event": "split", "model": label, "keys": [str(pk)], "rows": middle.tail}
+    said = f"{label} {pk} was split: {front} rows are left to it, {tail} are open again"
+    facts = {"event": "split", "model": label, "keys": [str(pk)], "rows": tail}
     after_commit(target.claims.alias, partial(logger.info, "%s", said, extra=facts))
     return True
 
