@@ -59,9 +59,8 @@ def accepting(expected: str, accepts: Callable[[Any], bool]) -> AnyKind:
 
 def or_none(kind: Kind[V]) -> Kind[V | None]:
     """Return the kind that allows None beside the values of *kind*."""
-    return Kind(
-        f"{kind.expected}, or None", lambda value: None if value is None else kind.read(value)
-    )
+    expected = f"{kind.expected}, or None"
+    return Kind(expected, lambda value: None if value is None else kind.read(value))
 
 
 def whole_number(least: int = 1, most: float = math.inf) -> Kind[int]:
@@ -136,17 +135,11 @@ _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]"
 #: Two times that differ.
 _HOURS = rf"(?P<opens>{_TIME})-(?!(?P=opens))({_TIME}|24:00)"
 
-RATE = accepting(
-    "a number of rows in a second, a minute, an hour or a day, such as 100/m", _matches(_RATE)
-)
-HOURS = accepting(
-    "a window such as 22:00-06:00, which does not end where it begins", _matches(_HOURS)
-)
+RATE = accepting("a number of rows a second, minute, hour or day, such as 100/m", _matches(_RATE))
+HOURS = accepting("two times of the day that differ, such as 22:00-06:00", _matches(_HOURS))
 
 _TOKEN = accepting("a text of 16 characters or more, without spaces", _matches(r"[!-~]{16,}"))
-_SHARE = accepting(
-    "a share above 0 and up to 1", lambda value: _is_number(value) and 0 < value <= 1
-)
+_SHARE = accepting("a share above 0, up to 1", lambda value: _is_number(value) and 0 < value <= 1)
 #: A wrong one must not raise where an error is stored: its user shows nothing then, and E013 says so.
 _HOOK = accepting("the dotted path of a function", lambda value: True)
 _STRATEGY = accepting(f"one of {', '.join(CLAIM_STRATEGIES)}", CLAIM_STRATEGIES.__contains__)

@@ -113,10 +113,9 @@ class PostgreSQLTable(LiveTable):
             as_added = _with_default(field, existing) if is_state else field
             clauses.append(self._clause("ADD COLUMN", as_added))
             if is_state:
-                default, params = self.editor.db_default_sql(field)
-                clauses.append(
-                    (f"ALTER COLUMN {self._quoted(field)} SET DEFAULT {default}", params)
-                )
+                usual, params = self.editor.db_default_sql(field)
+                change = f"ALTER COLUMN {self._quoted(field)} SET DEFAULT {usual}"
+                clauses.append((change, params))
         self._change(self._alter, clauses)
 
     def add_index(self, index: models.Index) -> None:

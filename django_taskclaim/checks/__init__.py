@@ -78,10 +78,10 @@ def check_servers(databases: Sequence[str] | None = None, **kwargs: object) -> l
     for alias in databases or ():
         if not is_supported(connections[alias]):
             continue
-        there = (
-            ClaimTarget.of(one, alias).table for one in claimable_models() if holds(alias, one)
-        )
-        if tables := {table.name: table for table in there}:
+        here = [one for one in claimable_models() if holds(alias, one)]
+        # A child's rows are claimed on its parent's table.
+        tables = {(table := ClaimTarget.of(one, alias).table).name: table for one in here}
+        if tables:
             found += server_for(connections[alias]).server_faults(list(tables.values()))
     return found
 
@@ -102,9 +102,8 @@ def check_hooks() -> Iterator[CheckMessage]:
     """E013 and E041: what right entries name must be there."""
     if fault := error_text.redaction_fault():
         hint = 'TASKCLAIM = {"REDACT": "project.privacy.redact"}  # def redact(text: str) -> str'
-        yield message(
-            "E013", f"TASKCLAIM['REDACT'] is {conf.setting('REDACT')!r}, and {fault}.", hint
-        )
+        text = f"TASKCLAIM['REDACT'] is {conf.setting('REDACT')!r}, and {fault}."
+        yield message("E013", text, hint)
     named = conf.setting("HISTORY")
     known = {model._meta.label_lower: model._meta.label for model in claimable_models()}
     for label in named:
@@ -112,9 +111,7 @@ def check_hooks() -> Iterator[CheckMessage]:
             text = f"TASKCLAIM['HISTORY'] names {label!r}, which is no installed model that can be claimed."
             yield message("E041", text, f"Choose from {sorted(known.values())!r}.")
     if named and OUR_APPS[1] not in apps.app_configs:
-        text = (
-            "TASKCLAIM['HISTORY'] names models, and the app that keeps histories is not installed."
-        )
+        text = "TASKCLAIM['HISTORY'] names models, and the app that keeps histories is missing."
         yield message("E041", text, 'INSTALLED_APPS += ["django_taskclaim.control"]')
 
 

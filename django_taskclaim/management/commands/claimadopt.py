@@ -55,9 +55,7 @@ class Command(ClaimCommand):
         self.stdout.write("Nothing was written." if dry_run else "Next, in this order:")
         self.stdout.write("  manage.py migrate    before any code runs that has the mixin")
         if existing == EXISTING[0]:
-            self.stdout.write(
-                f"  manage.py claimreset {meta.label} --paused    opens the rows that are there"
-            )
+            self.stdout.write(f"  manage.py claimreset {meta.label} --paused    opens the old rows")
         self.stdout.write(f"  manage.py claimworker {meta.label}")
 
 
@@ -74,9 +72,7 @@ def _steps(model: Model, loader: MigrationLoader, existing: str) -> list[Operati
         )
     ours = [*columns.guarded, *([columns.priority] if columns.priority is not None else [])]
     known = before.fields
-    taken = [
-        one.name for one in ours if one.name in known and type(known[one.name]) is not type(one)
-    ]
+    taken = [one.name for one in ours if type(known.get(one.name, one)) is not type(one)]
     if taken:
         raise UsageError(
             f"{meta.label} has had {listed(taken)} before, with values of its own; take PrefixedTaskMixin, or"

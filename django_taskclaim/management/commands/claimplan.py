@@ -34,7 +34,7 @@ class Command(ClaimCommand):
         label = model._meta.label
         if not has_ranges(model):
             raise UsageError(
-                f"The rows of {label} are no ranges; it needs django_taskclaim.models.RangeMixin."
+                f"{label} has no ranges; add django_taskclaim.models.RangeMixin to it."
             )
         ranges: RangeQuerySet[Any] = RangeQuerySet(model, using=alias)
         try:

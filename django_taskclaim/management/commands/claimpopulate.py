@@ -27,9 +27,10 @@ class Command(ClaimCommand):
 
     def handle(self, *, filters: list[str], **options: Any) -> None:
         ((model, alias),) = self.where
+        label = model._meta.label
         if not is_companion(model):
             raise UsageError(
-                f"{model._meta.label} has no source; add django_taskclaim.models.SourceMixin to it."
+                f"{label} has no source; add django_taskclaim.models.SourceMixin to it."
             )
         try:
             link = source_link(model)
@@ -39,4 +40,4 @@ class Command(ClaimCommand):
             added = rows.populate(sources, chunk_size=CHUNK)
         except TypeError as error:
             raise UsageError(str(error)) from error
-        self.stdout.write(f"Added {counted(added, 'row')} to {model._meta.label}.")
+        self.stdout.write(f"Added {counted(added, 'row')} to {label}.")

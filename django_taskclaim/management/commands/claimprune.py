@@ -31,9 +31,7 @@ from django_taskclaim.querysets.scope import ClaimTarget
 class Command(RowsCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         text = "rows that were completed so long ago: seconds, or 30m, 12h, 30d"
-        parser.add_argument(
-            "--older-than", type=duration, required=True, metavar="SECONDS", help=text
-        )
+        parser.add_argument("--older-than", type=duration, required=True, metavar="AGE", help=text)
         super().add_arguments(parser)
 
     def handle(self, *, older_than: timedelta, **options: Any) -> None:

@@ -64,10 +64,8 @@ class Command(ClaimCommand):
             with suppress(KeyboardInterrupt):
                 self._loop(limit)
             return
-        verbs = [
-            ClaimQuerySet[Any](model, using=alias).release_expired for model, alias in self.where
-        ]
-        if refused := list(self._round(verbs, limit)):
+        rows = [ClaimQuerySet[Any](model, using=alias) for model, alias in self.where]
+        if refused := list(self._round([one.release_expired for one in rows], limit)):
             raise CommandError("\n".join(refused))
 
     def _loop(self, limit: int | None) -> None:
