@@ -89,14 +89,10 @@ class Claimer(WorkerThread):
         inflight.low = max((source.least for source in self.sources), default=1)
         #: Set when there is nothing more to take: drained, or the limits of rows or time are reached.
         self.finished = threading.Event()
-        self._last_turn = clock()
+        self.last_turn = clock()
         self.claimed = 0
         #: By ``clock()``, until when the connection is taken to be there still.
         self._usable_until = 0.0
-
-    def turn(self) -> float:
-        """When this thread last came round, or to one of many statements, by ``clock()``."""
-        return max(self._last_turn, self.writer.last_turn)
 
     def run(self) -> None:
         use_own_connection(self.options.using)
@@ -104,7 +100,7 @@ class Claimer(WorkerThread):
         failures = 0
         try:
             while not self._is_over():
-                self._last_turn = clock()
+                self.last_turn = clock()
                 if self._has_done(self._turn):
                     failures = 0
                 else:
@@ -125,8 +121,7 @@ class Claimer(WorkerThread):
 
     def _end(self) -> None:
         """Give back rows on which nobody works, before there is nobody left to do it."""
-        self.keeper.find_strays(now=True)
-        # The service may have found some meanwhile.
+        self.keeper.find_strays()
         self.writer.write()
 
     def _is_over(self) -> bool:
@@ -146,6 +141,9 @@ class Claimer(WorkerThread):
         """Wait until there is something to do, and do it."""
         self.inflight.wait_until(self._next_turn)
         guard_connections(self.keeper.longest_lease, ours_alone=True)
+        if self.keeper.look_for_strays_at() <= clock():
+            self._ensure_usable()
+            self.keeper.find_strays()
         if self._next_write() <= clock():
             self._write()
         looked = False
@@ -159,10 +157,11 @@ class Claimer(WorkerThread):
     def _next_turn(self) -> float:
         """Return when, by ``clock()``, there is something to do."""
         # Asked again every few seconds while nothing is due for long, which is no hang.
-        self._last_turn = clock()
+        self.last_turn = clock()
         if self._is_over() or (self._may_claim() and self._has_reached_a_limit()):
             return 0.0
-        moments = [clock() + LONGEST_WAIT, self._next_write(), *map(self._look_at, self.sources)]
+        moments = [clock() + LONGEST_WAIT, self._next_write(), self.keeper.look_for_strays_at()]
+        moments += map(self._look_at, self.sources)
         if self._may_claim() and self.options.ends_at is not None:
             moments.append(self.options.ends_at)
         return min(moments)

@@ -1,12 +1,12 @@
 """The lease keeper: renews what a process holds, and gives up in time what it cannot renew.
 
-All but ``fence`` and the questions runs in the service thread, and waits for no row that somebody has locked: so one
-stuck handler cannot cost the others their leases.
+What renews runs in the service thread, and waits for no row that somebody has locked: so one stuck handler cannot cost
+the others their leases.
 """
 
+import math
 import random
 import sys
-import threading
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class Stray:
 
 
 class LeaseKeeper:
-    """One for each process; what it is asked for by other threads is done by the service thread."""
+    """One for each process."""
 
     def __init__(self, options: WorkerOptions, handlers: list[Handler], inflight: InFlight) -> None:
         self.using = options.using
@@ -82,7 +82,6 @@ class LeaseKeeper:
             for handler in handlers
             if handler.model._meta.label == label
         ]
-        self._looking = threading.Lock()
         self._next_look = 0.0
 
     # How long leases last
@@ -195,34 +194,29 @@ class LeaseKeeper:
 
     # Giving back
 
-    def find_strays(self, *, now: bool = False) -> bool:
-        """Have stray rows given back before an expiry charges them a try that nobody made; True if it has looked.
+    def look_for_strays_at(self) -> float:
+        """Return when, by ``clock()``, the claimer is to look for stray rows; infinity where there are none."""
+        return self._next_look if self._strays else math.inf
 
-        Looks once a second at most, or *now*. A part of a claim may be found later than the rest.
+    def find_strays(self) -> None:
+        """Have stray rows given back before an expiry charges them a try that nobody made; the claimer calls it.
+
+        A part of a claim may be found later than the rest.
         """
-        # The thread that writes looks, too, when the process ends; one row must not be given back by both.
-        with self._looking:
-            if not self._strays or (clock() < self._next_look and not now):
-                return False
-            strays = list(self._strays)
-            # Found before a reaper finds them, which waits for a quarter of the lease.
-            self._next_look = clock() + min(LOOK_EVERY, self.renewal_interval() / 4)
-            known = {(held.claim.token, held.claim.pk) for held in self.inflight.held()}
-            for handler in self.handlers:
-                by_holder = {one.holder: one for one in strays if one.handler is handler}
-                rows: Any = ClaimQuerySet(handler.model, using=self.using)
-                for row in claimed_by(rows, list(by_holder)) if by_holder else ():
-                    claim = carried_claim(row)
-                    stray = by_holder[claim.token.holder]
-                    is_meant = stray.keys is None or claim.pk in stray.keys
-                    if is_meant and (claim.token, claim.pk) not in known:
-                        held = HeldRow(row, handler, stray.batch)
-                        self.inflight.give_back([held], PutBack(stray.why))
-            for one in strays:
-                if clock() >= one.until:
-                    # One by one: a new list would lack what the other thread notes meanwhile.
-                    self._strays.remove(one)
-            return True
+        # Found before a reaper finds them, which waits for a quarter of the lease.
+        self._next_look = clock() + min(LOOK_EVERY, self.renewal_interval() / 4)
+        known = {(held.claim.token, held.claim.pk) for held in self.inflight.held()}
+        for handler in self.handlers:
+            by_holder = {one.holder: one for one in self._strays if one.handler is handler}
+            rows: Any = ClaimQuerySet(handler.model, using=self.using)
+            for row in claimed_by(rows, list(by_holder)) if by_holder else ():
+                claim = carried_claim(row)
+                stray = by_holder[claim.token.holder]
+                is_meant = stray.keys is None or claim.pk in stray.keys
+                if is_meant and (claim.token, claim.pk) not in known:
+                    held = HeldRow(row, handler, stray.batch)
+                    self.inflight.give_back([held], PutBack(stray.why))
+        self._strays = [one for one in self._strays if clock() < one.until]
 
     # Overrun handlers
 

@@ -38,8 +38,8 @@ AFTER_GRACE = 4.0
 NOW = 1.0
 #: Seconds between two signs of life.
 SIGN_EVERY = 1.0
-#: Seconds between two looks at the threads, and while a stop is under way.
-LOOK_EVERY, STOPPING = 0.2, 0.02
+#: Seconds between two looks at the threads, and while they start or a stop is under way.
+LOOK_EVERY, SOON = 0.2, 0.02
 #: Seconds for giving rows back once nothing runs any more.
 GIVE_BACK = 2.0
 #: Seconds for each of the other threads to close its connections.
@@ -73,35 +73,38 @@ class Process:
         self._stop_by: float | None = None
         self._recycling = False
 
-    def start(self, ready: Callable[[], None] = lambda: None) -> bool:
-        """Start the threads, and call *ready* before the one that claims; False if one has died before."""
-        for thread in self.threads:
-            thread.start()
-        for thread in self.threads:
-            while not thread.started.wait(LOOK_EVERY):
-                if not thread.is_alive():
-                    self.log_why()
-                    return False
-        ready()
-        self.threads.append(self.claimer)
-        self.claimer.start()
-        return True
-
     # The loop
 
-    def run(self, signals: SignalPipe, show_life: Callable[[], None]) -> ExitCode:
-        """Wait until the work is done or a stop is over, and return how the process ends."""
+    def run(self, signals: SignalPipe, send: Callable[[bytes], None]) -> ExitCode:
+        """Work until the work is done or a stop is over, and return how the process ends.
+
+        It sends ``ready`` once all threads work, and then a sign of life each second.
+        """
+        if signals.count_stops() or (self._link is not None and self._link.poll()):
+            # It was told to stop, or orphaned, while it imported.
+            return ExitCode.ENDED
+        for thread in self.threads:
+            thread.start()
         sign_due = 0.0
         while not self._has_ended():
             self._listen(signals)
+            if not self._claims and all(thread.started.is_set() for thread in self.threads):
+                # Before the first claim, so that a row that kills this process at once is no failed start.
+                send(b"ready")
+                self.threads.append(self.claimer)
+                self.claimer.start()
             self.service.keeper.fence()
             if clock() >= sign_due:
                 sign_due = clock() + SIGN_EVERY
                 if self.is_well():
-                    show_life()
+                    send(b"alive")
                 elif self._stop_by is None:
                     self._recycle()
         return self._finish()
+
+    @property
+    def _claims(self) -> bool:
+        return self.claimer in self.threads
 
     def _has_ended(self) -> bool:
         """Say whether a stop is over, or the work came to its own end and every row is settled.
@@ -118,7 +121,8 @@ class Process:
 
     def _listen(self, signals: SignalPipe) -> None:
         """Wait a moment for signals, and for the commands of the supervisor."""
-        link, pause = self._link, LOOK_EVERY if self._stop_by is None else STOPPING
+        link = self._link
+        pause = LOOK_EVERY if self._claims and self._stop_by is None else SOON
         sources: list[SignalPipe | Connection] = [signals] if link is None else [signals, link]
         ready, _, _ = select.select(sources, [], [], pause)
         if signals in ready and signals.count_stops():
@@ -141,7 +145,8 @@ class Process:
         if self._link is not None:
             # First, because what hangs may hold the lock of a log.
             leave_at_last(self._grace + AFTER_GRACE, ExitCode.RECYCLE)
-        self.log_why()
+        for fault in self._faults():
+            logger.error("%s: the thread %s", self.options.name, redact(fault, keep_end=True))
         self.stop(self._grace)
 
     # Whether it is well
@@ -149,11 +154,6 @@ class Process:
     def is_well(self) -> bool:
         """Say whether every thread goes on, and no handler has overrun; if not, only a new process helps."""
         return not (self.service.keeper.has_overrun or self._faults())
-
-    def log_why(self) -> None:
-        """Log which threads the process has to be replaced for; a handler that has overrun is logged already."""
-        for fault in self._faults():
-            logger.error("%s: the thread %s", self.options.name, redact(fault, keep_end=True))
 
     def _faults(self) -> list[str]:
         """Return which threads have died or hang; a process that stops needs no claimer."""
@@ -196,9 +196,10 @@ class Process:
         for executor in self.executors:
             executor.leave()
         end = clock() + GIVE_BACK
-        self.claimer.join(GIVE_BACK / 2)
-        self.inflight.release_unwritten()
-        self.claimer.join(GIVE_BACK / 2)
+        if self._claims:
+            self.claimer.join(GIVE_BACK / 2)
+            self.inflight.release_unwritten()
+            self.claimer.join(GIVE_BACK / 2)
         self.service.leave()
         self.service.join(max(LAST_WORDS, end - clock()))
         if not cut_short:
@@ -219,24 +220,17 @@ class Process:
 def run_child(
     options: WorkerOptions, link: Connection, memory: object, signals: SignalPipe
 ) -> NoReturn:
-    """Be a child of a supervisor: send ``ready``, obey ``stop`` and ``now``, and end when the supervisor has died.
+    """Be a child of a supervisor: obey ``stop`` and ``now``, and end when the supervisor has died.
 
     It ends by ``os._exit``, because a handler that sleeps would never be joined.
     """
     log_to_console(options.verbosity)
     work_in_schema(options.schema)
     end_with(link)
-    code = ExitCode.ENDED
-    # Else it was told to stop, or orphaned, while it imported.
-    if not signals.count_stops() and not link.poll():
-        process = Process(options, memory, link)
-        # What is loaded by now stays. The garbage collector need not look through it again and again.
-        gc.freeze()
-        # Before the first claim, so that a row that kills this process at once does not count as a failed start.
-        if not process.start(partial(send, link, b"ready")):
-            # Without "ready" it counts as a failed start.
-            leave(ExitCode.CUT_SHORT)
-        code = process.run(signals, partial(send, link, b"alive"))
+    process = Process(options, memory, link)
+    # What is loaded by now stays. The garbage collector need not look through it again and again.
+    gc.freeze()
+    code = process.run(signals, partial(send, link))
     # A code without this message comes from a handler that ended the process.
     send(link, b"exiting")
     leave(code)
@@ -245,12 +239,7 @@ def run_child(
 def run_in_process(options: WorkerOptions) -> int:
     """Be the whole worker, without supervisor or child, and return the exit code; Django is set up already."""
     with SignalPipe() as signals:
-        process = Process(options)
-        if signals.count_stops():
-            return 0
-        if not process.start():
-            return ExitCode.CUT_SHORT
-        code = process.run(signals, partial(touch, options.health_file))
+        code = Process(options).run(signals, lambda word: touch(options.health_file))
         # Nobody starts another process.
         return ExitCode.CUT_SHORT if code == ExitCode.RECYCLE else code
 

@@ -85,8 +85,7 @@ class Service(WorkerThread):
         #: What this thread waits for between two rounds.
         self.calls = Calls(options, handlers, inflight.wake)
         self.keeper = LeaseKeeper(options, handlers, inflight)
-        #: By ``clock()``, when this thread last came to one of its duties.
-        self.last_turn = clock()
+        self.last_turn: float = clock()
         #: Rows done, failed and held, as last logged.
         self._logged = (0, 0, 0)
         self._reapers = [
@@ -98,7 +97,6 @@ class Service(WorkerThread):
     def _in_order(self) -> list[Duty]:
         keeper = self.keeper
         duties = [
-            Duty("looking for rows on which nobody works", keeper.find_strays),
             Duty("renewing leases", keeper.renew_when_due),
             Duty("reading the switch", self._read_switch_when_it_matters, LOOK_EVERY),
             Duty("listening for calls", self.calls.listen, LOOK_EVERY),
@@ -117,9 +115,6 @@ class Service(WorkerThread):
                 "deleting what is old", partial(in_pieces, prune, self.options.using), PRUNE_EVERY
             ),
         ]
-
-    def turn(self) -> float:
-        return self.last_turn
 
     # The thread
 

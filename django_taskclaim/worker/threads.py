@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from django_taskclaim.claim import clock
 from django_taskclaim.connecting import drop_broken
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
@@ -29,8 +28,11 @@ class WorkerThread(threading.Thread):
         #: Set by this thread once it is at work, and by others when it is to end.
         self.started, self.leaving = threading.Event(), threading.Event()
         self._limited = Limited()
-        #: Where this thread was at the last look that saw it go on, and the looks since.
-        self._seen, self._looks = 0.0, 0
+        #: By ``clock()``, when this thread last began a part of its work; None where a part may take its time.
+        self.last_turn: float | None = None
+        #: What that was at the last look that saw it go on, and the looks since.
+        self._seen: float | None = None
+        self._looks = 0
 
     def leave(self) -> None:
         """Let it begin nothing more, and end once the work under way is done."""
@@ -48,10 +50,6 @@ class WorkerThread(threading.Thread):
             return error
         return None
 
-    def turn(self) -> float:
-        """Return what differs from look to look while this thread goes on; a handler may take its time."""
-        return clock()
-
     def hangs(self) -> bool:
         """Look, and say whether this thread has neither gone on nor waited for its database for HUNG_AFTER looks.
 
@@ -59,9 +57,9 @@ class WorkerThread(threading.Thread):
         process that was replaced for that would be replaced again and again. No time is measured, for the whole process
         may have been frozen, or one thread may have had the GIL.
         """
-        turn = self.turn()
+        turn = self.last_turn
         self._looks += 1
-        if turn != self._seen or _waits_for_database(self.ident):
+        if turn is None or turn != self._seen or _waits_for_database(self.ident):
             self._seen, self._looks = turn, 0
         return self._looks > HUNG_AFTER
 

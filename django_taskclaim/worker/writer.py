@@ -76,8 +76,6 @@ class Writer:
         self.sizes = sizes
         #: Says whether the database was away since a moment, as ``LeaseKeeper.was_away_since`` does.
         self.was_away_since = was_away_since
-        #: By ``clock()``, when it last began a statement.
-        self.last_turn = clock()
         self._limited = Limited()
 
     def write(self) -> bool:
@@ -135,7 +133,6 @@ class Writer:
             if held.abandoned:
                 # Its handler may be saving it as another row.
                 held.carrier()
-        self.last_turn = clock()
         try:
             with waiting_once(self.using):
                 if result.locked:

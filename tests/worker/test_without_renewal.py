@@ -86,9 +86,8 @@ def test_a_database_that_goes_away_is_not_asked_without_pause(
 
 @pytest.mark.once
 @pytest.mark.promise(7)
-@pytest.mark.parametrize("finder", ["claimer", "service"])
 def test_what_a_child_had_not_begun_goes_back_although_its_successor_stops_at_once(
-    transactional_db: None, monkeypatch: pytest.MonkeyPatch, finder: str
+    transactional_db: None,
 ) -> None:
     make(Photo, 2)
     handler, memory = Handler(Photo, print), shared_memory()
@@ -96,9 +95,6 @@ def test_what_a_child_had_not_begun_goes_back_although_its_successor_stops_at_on
     child.add(hold(handler, Photo.objects.claim_batch(2)))
     inflight, options = InFlight(Notes(memory)), WorkerOptions((Photo._meta.label,), "w", "default")
     service = Service(options, [handler], inflight)
-    if finder == "service":  # Right before the claimer, which ends, looks as well.
-        look = service.keeper.find_strays
-        monkeypatch.setattr(service.keeper, "find_strays", lambda now: look() and look(now=now))
     claimer = Claimer(options, [handler], inflight, service)
     claimer.leave()
     claimer.start()
