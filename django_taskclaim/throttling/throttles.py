@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 from django.db import NotSupportedError, connections
@@ -23,8 +23,8 @@ from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.connecting import use_own_connection
 from django_taskclaim.contention import contention_retried
-from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import redact
+from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.tables import scope_of
 from django_taskclaim.throttling.breaker import CircuitBreaker, ThrottleState
 from django_taskclaim.throttling.health import Check, loaded, name_of
@@ -176,20 +176,18 @@ class Throttles:
             _log("unthrottled", "%s is throttled no more: %s", key, before[key])
         for key in states.keys() - before.keys():
             _log("throttled", "%s is throttled: %s", key, states[key])
+        if not states:
+            return []
+        now = database_time(self.using)
         return [
             {
                 "label": scope_of(model),
                 "source": source,
                 "reason": state.reason,
-                "until": self._database_time(state.until).isoformat(),
+                "until": (now + timedelta(seconds=state.until - clock())).isoformat(),
             }
             for (model, source), state in states.items()
         ]
-
-    def _database_time(self, moment: float) -> datetime:
-        """Return a moment of ``clock()`` by the clock of the database."""
-        now = dialect_for(connections[self.using]).current_time()
-        return now + timedelta(seconds=moment - clock())
 
     def _states(self) -> dict[ThrottleKey, ThrottleState]:
         """Return the stops that are in force."""

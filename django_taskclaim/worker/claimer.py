@@ -56,7 +56,6 @@ class _Source:
         self.cursor = Cursor()
         #: The limit of the whole fleet that kept its last claim from taking more.
         self.reached: LimitReached | None = None
-        self.has_claimed = False
         #: By ``clock()``, when to look for rows again.
         self.next_look = 0.0
         #: So many calls may wait for the executors at least, so that these do not run dry.
@@ -284,7 +283,7 @@ class Claimer(WorkerThread):
         try:
             with throttles.working_on(source.model):
                 rows: list[Any] = claim(call)
-            source.reached, source.has_claimed = call.reached, True
+            source.reached = call.reached
         except BaseException:
             # After any error some may have been claimed.
             self.keeper.note_ambiguous(handler, call)
@@ -318,6 +317,4 @@ class Claimer(WorkerThread):
 
     def _has_drained(self) -> bool:
         in_vain = all(source.next_look > 0.0 for source in self.sources)
-        if not self.options.drain or not in_vain:
-            return False
-        return self.drain.is_done(has_claimed=all(one.has_claimed for one in self.sources))
+        return self.options.drain and in_vain and self.drain.is_done()

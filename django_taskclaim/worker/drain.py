@@ -9,7 +9,6 @@ from django.db.models import Model, Q
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
 from django_taskclaim.db import dialect_for
-from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.isolating import refusals, without_refused
 from django_taskclaim.querysets.scope import in_state, is_due
@@ -36,7 +35,6 @@ class Drain:
         #: By the database's clock. Of rows that open again when they are done, those before it are done once.
         self._began: datetime | None = None
         self._ends_of_sources: dict[type[Model], object] = {}
-        self._has_said_that_it_waits = False
 
     def rows(self, handler: Handler) -> Any:
         """Return what claims start from; of rows that open again when they are done, a drain takes each once."""
@@ -56,16 +54,12 @@ class Drain:
 
     def open_more(self, handler: Handler) -> bool:
         """Where no range is open, see to one, and say whether that could be done."""
-        return handler.has_ranges and open_more(
-            handler.model,
-            self.options.using,
-            plans=self._plans(handler),
-            until=self._end_of_source(handler),
-        )
-
-    def _plans(self, handler: Handler) -> bool:
-        """Say whether this worker takes every range, so that it may plan some: others it would never see done."""
-        return handler.has_ranges and not handler.rows(self.options.using).query.where
+        if not handler.has_ranges:
+            return False
+        # A worker that takes some ranges only would never see those done that it plans for others.
+        takes_all = not handler.rows(self.options.using).query.where
+        end = self._end_of_source(handler)
+        return open_more(handler.model, self.options.using, plans=takes_all, until=end)
 
     def _end_of_source(self, handler: Handler) -> object:
         """Return the key beyond which a drain plans no ranges: a source may grow faster than it is drained."""
@@ -76,34 +70,23 @@ class Drain:
 
     # The end of a drain
 
-    def is_done(self, *, has_claimed: bool) -> bool:
-        """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped.
-
-        A process that has not claimed from all models yet does not know whether it waits.
-        """
-        unfinished = [handler for handler in self.handlers if self._is_left(handler)]
+    def is_done(self) -> bool:
+        """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped."""
+        # Ranges that are still to be planned first: what somebody plans in between is open then.
+        unfinished = [
+            handler
+            for handler in self.handlers
+            if self.open_more(handler) or self._unfinished(handler).exists()
+        ]
         if not unfinished:
             return True
         self.service.read_switch()
         stops = [self._stop_of(handler) for handler in unfinished]
         if not all(stops):
-            if has_claimed and not self._has_said_that_it_waits and self.inflight.is_empty():
-                self._has_said_that_it_waits = True
-                logger.info(
-                    "%s waits: rows of %s are open or processing and it can claim none; manage.py claimdoctor says why",
-                    self.options.name,
-                    listed([handler.model._meta.label for handler in unfinished]),
-                    extra={"event": "waits"},
-                )
             return False
         self.leaves_work = True
         logger.warning("%s, so the drain ends with work left", "; ".join(stops))
         return True
-
-    def _is_left(self, handler: Handler) -> bool:
-        """Say whether a model has rows to be done; ranges that are still to be planned are planned."""
-        # In this order: what somebody plans in between is open then.
-        return self.open_more(handler) or bool(self._unfinished(handler).exists())
 
     def _unfinished(self, handler: Handler) -> Any:
         is_unfinished = in_state(claim_columns(handler.model), Status.OPEN, Status.PROCESSING)
@@ -117,10 +100,7 @@ class Drain:
         label = handler.model._meta.label
         if stop := self.service.stop_of(handler.model):
             return f"{label} is {stop}"
-        if self._only_refused_are_left(handler):
+        is_refused = bool(refusals(handler.model, self.options.using))
+        if is_refused and not without_refused(self._unfinished(handler)).exists():
             return f"the database refuses to have the last rows of {label} written"
         return ""
-
-    def _only_refused_are_left(self, handler: Handler) -> bool:
-        is_refused = bool(refusals(handler.model, self.options.using))
-        return is_refused and not without_refused(self._unfinished(handler)).exists()

@@ -19,11 +19,10 @@ from django_taskclaim.formatting import counted
 from django_taskclaim.worker.batch import Notes, PutBack
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.executors import Executor, HandlerThread, LoopThread
-from django_taskclaim.worker.health import touch
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import stack_of
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
-from django_taskclaim.worker.records import log_to_console, logger, named, summary
+from django_taskclaim.worker.records import log_to_console, logger, named, summary, touch
 from django_taskclaim.worker.service import Service
 from django_taskclaim.worker.stop_signals import SignalPipe, leave, leave_at_last
 from django_taskclaim.worker.threads import WorkerThread

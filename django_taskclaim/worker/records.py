@@ -1,7 +1,8 @@
-"""What a worker writes to the log: one record per change of state, the facts in ``extra``."""
+"""What a worker shows: one log record per change of state, the facts in ``extra``, and the file of liveness probes."""
 
 import logging
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from django.db import models
@@ -140,6 +141,18 @@ class Limited:
             broken(f"{what} failed", error)
         else:
             logger.warning("%s: %s", what, describe(error), extra={"event": "trouble"})
+
+
+_trouble = Limited()
+
+
+def touch(path: str | None) -> None:
+    """Touch the health file, if there is one; a failure is logged, and the file grows old."""
+    try:
+        if path is not None:
+            Path(path).touch()
+    except OSError as error:
+        _trouble.log("touching the health file", error)
 
 
 def log_to_console(verbosity: int) -> None:

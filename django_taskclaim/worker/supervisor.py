@@ -1,7 +1,6 @@
 """The parent of the worker processes. It makes no database call, so nothing holds it up."""
 
 import contextlib
-import logging
 import math
 import multiprocessing
 import pickle
@@ -13,11 +12,9 @@ from multiprocessing.context import SpawnProcess
 
 from django_taskclaim.claim import clock
 from django_taskclaim.worker.batch import shared_memory
-from django_taskclaim.worker.health import touch
 from django_taskclaim.worker.options import ExitCode, WorkerOptions
+from django_taskclaim.worker.records import logger, touch
 from django_taskclaim.worker.stop_signals import STOP_SIGNALS, SignalPipe, run_spawned
-
-logger = logging.getLogger("django_taskclaim.worker")
 
 #: So many deaths in a row, each before the child was ready, end the attempts to start it.
 HOPELESS = 5
