@@ -183,6 +183,8 @@ class HeldRow:
         self.number = number
         #: Kept here as well: the instance carries it no more once it has been saved as another row.
         self.claim: Claim = row.__dict__[ATTRIBUTE]
+        # The verb that notices a loss knows less of it than this worker.
+        self.claim.watched = True
 
     def carrier(self) -> Any:
         """Return the instance that carries the claim, which verbs are given: the handler's as long as it is this row's.

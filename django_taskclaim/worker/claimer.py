@@ -18,18 +18,15 @@ from django_taskclaim.connecting import (
     use_own_connection,
 )
 from django_taskclaim.handlers import Handler
-from django_taskclaim.limits import LimitReached
-from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.monitoring.overview import seconds_due
 from django_taskclaim.querysets.claiming import ClaimCall, claim
-from django_taskclaim.querysets.cursor import Cursor
 from django_taskclaim.worker.batch import hold
 from django_taskclaim.worker.calling import prepare
-from django_taskclaim.worker.drain import Drain
 from django_taskclaim.worker.inflight import InFlight
-from django_taskclaim.worker.options import BatchSize, WorkerOptions
-from django_taskclaim.worker.records import changed, watch
+from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.records import changed, logger
 from django_taskclaim.worker.service import Service
+from django_taskclaim.worker.sources import Source
 from django_taskclaim.worker.threads import WorkerThread
 from django_taskclaim.worker.writer import Writer
 
@@ -46,30 +43,6 @@ USED_LATELY = 5.0
 NOT_YET = 0.25
 
 
-class _Source:
-    """One model that is claimed from, and what its last claims have taught."""
-
-    def __init__(self, handler: Handler, threads: int) -> None:
-        self.handler = handler
-        self.model = handler.model
-        self.size = BatchSize(handler, threads)
-        self.cursor = Cursor()
-        #: The limit of the whole fleet that kept its last claim from taking more.
-        self.reached: LimitReached | None = None
-        #: By ``clock()``, when to look for rows again.
-        self.next_look = 0.0
-        #: So many calls may wait for the executors at least, so that these do not run dry.
-        self.least = 1
-        if not handler.batch:
-            self.least = handler.concurrency if handler.is_async else threads
-
-    def makes_room(self) -> bool:
-        """Say whether the next claim may take more once a row has ended."""
-        if self.reached is not None:
-            return self.reached.wait is None
-        return bool(limits_over(self.model))
-
-
 class Claimer(WorkerThread):
     """One for each process: it claims what the executors have room for, and writes what came of it."""
 
@@ -79,8 +52,9 @@ class Claimer(WorkerThread):
         super().__init__(options, inflight, "claimer")
         self.service = service
         self.keeper = service.keeper
-        self.sources = [_Source(handler, options.threads) for handler in handlers]
-        self.drain = Drain(options, handlers, inflight, service)
+        self.sources = [Source(handler, options) for handler in handlers]
+        #: Whether a drain ended before the work did.
+        self.leaves_work = False
         sizes = {source.model: source.size for source in self.sources}
         self.writer = Writer(
             options.using, inflight, service.counters, sizes, self.keeper.was_away_since
@@ -194,13 +168,13 @@ class Claimer(WorkerThread):
     def _may_claim(self) -> bool:
         return not self.leaving.is_set() and not self.finished.is_set()
 
-    def _look_at(self, source: _Source) -> float:
+    def _look_at(self, source: Source) -> float:
         """Return when, by ``clock()``, to look for rows of this model again; infinity while it may have no more."""
         if not self._may_claim() or self._has_reached_a_limit() or not self._has_room(source):
             return math.inf
         return min(source.next_look, self.service.calls.look_at(source.model))
 
-    def _has_room(self, source: _Source) -> bool:
+    def _has_room(self, source: Source) -> bool:
         """Say whether the executors are about to run dry of this model's rows, and may have more."""
         if self.inflight.holds_quarantined():
             return False
@@ -215,7 +189,7 @@ class Claimer(WorkerThread):
 
     # Claiming
 
-    def _look(self, source: _Source) -> None:
+    def _look(self, source: Source) -> None:
         """Claim once for a model; a full batch looks again as soon as there is room, else after the poll pause."""
         poll = self.options.poll.total_seconds() * random.uniform(0.75, 1.25)
         source.reached = None
@@ -238,7 +212,7 @@ class Claimer(WorkerThread):
                 pause = min(LONGEST_WAIT, source.reached.wait * random.uniform(1.0, 1.1))
         source.next_look = clock() + pause if pause else 0.0
 
-    def _claim(self, source: _Source, poll: float) -> float:
+    def _claim(self, source: Source, poll: float) -> float:
         """Claim a batch, and return in how many seconds to look again: at once after a full one, else after *poll*."""
         handler, model = source.handler, source.model
         not_yet = min(NOT_YET, poll)
@@ -260,19 +234,19 @@ class Claimer(WorkerThread):
             return not_yet
         rows = self._claimed(source, size)
         if not rows:
-            return 0.0 if self.drain.open_more(handler) else poll
+            return 0.0 if source.open_more() else poll
         held = hold(handler, rows)
         if not self.inflight.add(held):
             # The signal to stop came while the statement was under way.
             self.inflight.give_back(held)
         return 0.0 if len(rows) == most or held[0].batch.quarantined else poll
 
-    def _claimed(self, source: _Source, size: int) -> list[Any]:
+    def _claimed(self, source: Source, size: int) -> list[Any]:
         """Claim so many rows, and load what the handler needs beside them."""
         handler, throttles = source.handler, self.service.throttles
         began = clock()
         call = ClaimCall(
-            self.drain.rows(handler),
+            source.rows(),
             size,
             new_holder(self.options.name),
             self.keeper.lease_of(handler),
@@ -291,7 +265,6 @@ class Claimer(WorkerThread):
         self._note_use()
         if not rows:
             return rows
-        watch(rows)
         changed("claimed", rows, clock() - began)
         self.claimed += len(rows)
         counters = self.service.counters
@@ -316,5 +289,28 @@ class Claimer(WorkerThread):
         return self.options.ends_at is not None and clock() >= self.options.ends_at
 
     def _has_drained(self) -> bool:
-        in_vain = all(source.next_look > 0.0 for source in self.sources)
-        return self.options.drain and in_vain and self.drain.is_done()
+        """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped."""
+        if not self.options.drain or any(source.next_look <= 0.0 for source in self.sources):
+            return False
+        unfinished = [source for source in self.sources if source.is_unfinished()]
+        if not unfinished:
+            return True
+        self.service.read_switch()
+        stops = list(map(self._stop_of, unfinished))
+        if not all(stops):
+            return False
+        self.leaves_work = True
+        logger.warning("%s, so the drain ends with work left", "; ".join(stops))
+        return True
+
+    def _stop_of(self, source: Source) -> str:
+        """Say what keeps a model's rows from being claimed; empty where nothing does, or may not for long."""
+        if not self.inflight.is_empty():
+            # What still runs may be what the circuit breaker waits for.
+            return ""
+        label = source.model._meta.label
+        if stop := self.service.stop_of(source.model):
+            return f"{label} is {stop}"
+        if source.is_refused():
+            return f"the database refuses to have the last rows of {label} written"
+        return ""

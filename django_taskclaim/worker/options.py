@@ -130,8 +130,9 @@ def _value(lookup: str, text: str) -> object:
     """Return the value for ``filter()``: the text itself, but for lookups that take no text."""
     path, _, last = lookup.rpartition(LOOKUP_SEP)
     if path and last == "isnull":
-        # Django refuses any other word.
-        return {"true": True, "false": False}.get(text.lower(), text)
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"{text!r} is neither true nor false")
+        return text.lower() == "true"
     if not path or last not in ("in", "range"):
         return text
     parts = text.split(",")

@@ -211,7 +211,7 @@ class Process:
             return ExitCode.RECYCLE
         if cut_short:
             return ExitCode.CUT_SHORT
-        if self.claimer.drain.leaves_work:
+        if self.claimer.leaves_work:
             return ExitCode.WORK_LEFT
         return ExitCode.ENDED
 

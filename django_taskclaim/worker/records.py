@@ -1,13 +1,13 @@
 """What a worker shows: one log record per change of state, the facts in ``extra``, and the file of liveness probes."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from django.db import models
 
-from django_taskclaim.claim import carried_claims, claim_of, clock
+from django_taskclaim.claim import claim_of, clock
 from django_taskclaim.columns import source_key_text
 from django_taskclaim.connecting import is_refusal
 from django_taskclaim.error_text import class_and_text, describe, log, one_line
@@ -67,12 +67,6 @@ def _timing(seconds: float, ran: float | None) -> str:
     handler = "" if ran is None else f", {ran:,.3f} s in the handler"
     statement = f", {seconds * 1000:.1f} ms in the database" if seconds else ""
     return handler + statement
-
-
-def watch(rows: Iterable[models.Model]) -> None:
-    """Let this worker log the loss of these claims; the verb that notices a loss knows less of it."""
-    for claim in carried_claims(rows):
-        claim.watched = True
 
 
 def lost(row: models.Model, why: str, *, error: BaseException | None = None) -> None:

@@ -1,0 +1,88 @@
+"""What a worker claims from: the rows of each model that it takes, the ranges that it plans, and what is left."""
+
+from datetime import datetime
+from typing import Any
+
+from django.db import connections
+from django.db.models import Q
+
+from django_taskclaim.columns import claim_columns
+from django_taskclaim.completion import Clear
+from django_taskclaim.db import dialect_for
+from django_taskclaim.handlers import Handler
+from django_taskclaim.limits import LimitReached
+from django_taskclaim.limits.key_limits import limits_over
+from django_taskclaim.querysets.cursor import Cursor
+from django_taskclaim.querysets.isolating import refusals, without_refused
+from django_taskclaim.querysets.scope import in_state, is_due
+from django_taskclaim.ranges.planning import end_of_source, open_more
+from django_taskclaim.states import Status
+from django_taskclaim.worker.options import BatchSize, WorkerOptions
+
+
+class Source:
+    """One model that is claimed from, and what its last claims have taught. Its methods raise the database's errors."""
+
+    def __init__(self, handler: Handler, options: WorkerOptions) -> None:
+        self.handler, self.model = handler, handler.model
+        self.options, self.using = options, options.using
+        self.size = BatchSize(handler, options.threads)
+        self.cursor = Cursor()
+        #: The limit of the whole fleet that kept its last claim from taking more.
+        self.reached: LimitReached | None = None
+        #: By ``clock()``, when to look for rows again.
+        self.next_look = 0.0
+        #: So many calls may wait for the executors at least, so that these do not run dry.
+        self.least = 1
+        if not handler.batch:
+            self.least = handler.concurrency if handler.is_async else options.threads
+        #: Of a drain: when it began, by the database's clock, and the key beyond which it plans no ranges.
+        self._began: datetime | None = None
+        self._end: object = None
+
+    def makes_room(self) -> bool:
+        """Say whether the next claim may take more once a row has ended."""
+        if self.reached is not None:
+            return self.reached.wait is None
+        return bool(limits_over(self.model))
+
+    def rows(self) -> Any:
+        """Return what claims start from; of rows that open again when they are done, a drain takes each once."""
+        rows = self.handler.rows(self.using)
+        columns = claim_columns(self.model)
+        if not self.options.drain or not isinstance(self.handler.completion, Clear):
+            return rows
+        self._began = self._began or dialect_for(connections[self.using]).current_time()
+        if columns.not_before is None:
+            # Nothing tells them apart.
+            return rows
+        # Those due then, new ones, and those that failed since.
+        has_failed = Q() if columns.attempts is None else Q(**{f"{columns.attempts.name}__gt": 0})
+        return rows.filter(is_due(columns, self._began) | has_failed)
+
+    def open_more(self) -> bool:
+        """Where no range is open, see to one, and say whether that could be done."""
+        if not self.handler.has_ranges:
+            return False
+        if self.options.drain and self._end is None:
+            # A source may grow faster than it is drained.
+            self._end = end_of_source(self.model, self.using)
+        # A worker that takes some ranges only would never see those done that it plans for others.
+        takes_all = not self.handler.rows(self.using).query.where
+        return open_more(self.model, self.using, plans=takes_all, until=self._end)
+
+    # What is left
+
+    def is_unfinished(self) -> bool:
+        """Say whether there are rows to be done, by anyone; ranges that are still to be planned are planned."""
+        # In this order: what somebody plans in between is open then.
+        return self.open_more() or bool(self._unfinished().exists())
+
+    def is_refused(self) -> bool:
+        """Say whether all rows that are left are such as the database lets nobody write."""
+        is_refused = bool(refusals(self.model, self.using))
+        return is_refused and not without_refused(self._unfinished()).exists()
+
+    def _unfinished(self) -> Any:
+        is_unfinished = in_state(claim_columns(self.model), Status.OPEN, Status.PROCESSING)
+        return self.rows().filter(is_unfinished)
