@@ -109,11 +109,8 @@ def _ran(run: list[HeldRow], counters: Counters) -> Ran:
     return ran
 
 
-async def arun_due(
-    model: type[models.Model], *, limit: int | None = None, using: str | None = None
-) -> Ran:
-    """Do what ``run_due`` does, from a coroutine."""
-    return await sync_to_async(run_due)(model, limit=limit, using=using)
+#: Does what ``run_due`` does, from a coroutine.
+arun_due = sync_to_async(run_due)
 
 
 _NEVER = threading.Event()

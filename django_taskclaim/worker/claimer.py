@@ -26,7 +26,7 @@ from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import changed, logger
 from django_taskclaim.worker.service import Service
-from django_taskclaim.worker.sources import Source
+from django_taskclaim.worker.sources import Source, Stray
 from django_taskclaim.worker.threads import WorkerThread
 from django_taskclaim.worker.writer import Writer
 
@@ -38,6 +38,9 @@ LAST_WAIT = 0.5
 
 #: For so many seconds after a statement its connection is taken to be there still, and not asked.
 USED_LATELY = 5.0
+
+#: Seconds between two looks for rows on which nobody works; fewer for short leases.
+STRAYS_EVERY = 1.0
 
 #: How soon to try again where nobody could look yet; that asks the database nothing.
 NOT_YET = 0.25
@@ -53,6 +56,11 @@ class Claimer(WorkerThread):
         self.service = service
         self.keeper = service.keeper
         self.sources = [Source(handler, options) for handler in handlers]
+        by_label = {source.model._meta.label: source for source in self.sources}
+        for label, holder, keys, batch in inflight.notes.unstarted():
+            if label in by_label:
+                why = "the process before it had not started it"
+                by_label[label].strays.append(Stray(holder, why, keys, batch))
         #: Whether a drain ended before the work did.
         self.leaves_work = False
         sizes = {source.model: source.size for source in self.sources}
@@ -94,7 +102,9 @@ class Claimer(WorkerThread):
 
     def _end(self) -> None:
         """Give back rows on which nobody works, before there is nobody left to do it."""
-        self.keeper.find_strays()
+        for source in self.sources:
+            if source.strays:
+                source.find_strays(self.inflight)
         self.writer.write()
 
     def _is_over(self) -> bool:
@@ -114,9 +124,12 @@ class Claimer(WorkerThread):
         """Wait until there is something to do, and do it."""
         self.inflight.wait_until(self._next_turn)
         guard_connections(self.keeper.longest_lease, ours_alone=True)
-        if self.keeper.look_for_strays_at() <= clock():
-            self._ensure_usable()
-            self.keeper.find_strays()
+        for source in self.sources:
+            if source.strays and source.strays_at <= clock():
+                self._ensure_usable()
+                # Sooner than a reaper, which waits for a quarter of the lease.
+                pause = min(STRAYS_EVERY, self.keeper.renewal_interval() / 4)
+                source.find_strays(self.inflight, pause)
         if self._next_write() <= clock():
             self._write()
         looked = False
@@ -133,8 +146,8 @@ class Claimer(WorkerThread):
         self.last_turn = clock()
         if self._is_over() or (self._may_claim() and self._has_reached_a_limit()):
             return 0.0
-        moments = [clock() + LONGEST_WAIT, self._next_write(), self.keeper.look_for_strays_at()]
-        moments += map(self._look_at, self.sources)
+        moments = [clock() + LONGEST_WAIT, self._next_write(), *map(self._look_at, self.sources)]
+        moments += [source.strays_at for source in self.sources if source.strays]
         if self._may_claim() and self.options.ends_at is not None:
             moments.append(self.options.ends_at)
         return min(moments)
@@ -260,7 +273,10 @@ class Claimer(WorkerThread):
             source.reached = call.reached
         except BaseException:
             # After any error some may have been claimed.
-            self.keeper.note_ambiguous(handler, call)
+            # … and the COMMIT may be on its way for as long as the server lets the transaction stand.
+            until = clock() + 2 * call.lease.total_seconds()
+            why = "the claim's COMMIT was not answered"
+            source.strays.append(Stray(call.holder, why, until=until))
             raise
         self._note_use()
         if not rows:

@@ -4,30 +4,24 @@ What renews runs in the service thread, and waits for no row that somebody has l
 the others their leases.
 """
 
-import math
 import random
 import sys
 import time
 import traceback
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 from django.db.models import Model
 
-from django_taskclaim.claim import carried_claim, clock
+from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import Key
 from django_taskclaim.error_text import redact
 from django_taskclaim.handlers import Handler
 from django_taskclaim.limits import Stops
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
-from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.claiming import ClaimCall
-from django_taskclaim.querysets.instances import claimed_by
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.querysets.writes import Given, renew
-from django_taskclaim.worker.batch import NOT_STARTED, Batch, Failed, HeldRow, PutBack
+from django_taskclaim.worker.batch import NOT_STARTED, Failed, HeldRow, PutBack
 from django_taskclaim.worker.calling import outlived
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
@@ -39,22 +33,6 @@ RENEW_AGAIN = 1.0
 SETTLING = 0.5
 #: Seconds without an answer after which the database counts as away.
 SILENCE = 10.0
-#: Seconds between two looks for rows on which nobody works; fewer for short leases.
-LOOK_EVERY = 1.0
-
-
-@dataclass(eq=False, frozen=True, slots=True)
-class Stray:
-    """A claim on whose rows nobody works: it ended in an error, or the process before this one had not started them."""
-
-    handler: Handler
-    holder: str
-    why: str
-    #: The only rows of the claim that are meant, and where they are noted; None for all that are found.
-    keys: list[object] | None = None
-    batch: Batch = field(default_factory=Batch)
-    #: By ``clock()``: after that its COMMIT can arrive no more.
-    until: float = 0.0
 
 
 class LeaseKeeper:
@@ -75,14 +53,6 @@ class LeaseKeeper:
         self.answered_at, self.away_at = clock(), float("-inf")
         #: By ``clock()``, when leases were last renewed, and when that must be tried again at the latest.
         self._renewed, self._renew_by = float("-inf"), float("inf")
-        unstarted = inflight.notes.unstarted()
-        self._strays = [
-            Stray(handler, holder, "the process before it had not started it", keys, batch)
-            for label, holder, keys, batch in unstarted
-            for handler in handlers
-            if handler.model._meta.label == label
-        ]
-        self._next_look = 0.0
 
     # How long leases last
 
@@ -139,13 +109,6 @@ class LeaseKeeper:
         why = "claims of its model are stopped"
         self.inflight.put_back(lambda held: held.handler.model is model, recall=why)
 
-    def note_ambiguous(self, handler: Handler, call: ClaimCall) -> None:
-        """Have the rows given back that a claim which ended in an error may have taken; its holder is its alone."""
-        # The COMMIT may be on its way for as long as the server lets the transaction stand.
-        until = clock() + 2 * call.lease.total_seconds()
-        why = "the claim's COMMIT was not answered"
-        self._strays.append(Stray(handler, call.holder, why, until=until))
-
     def fence(self) -> None:
         """Take claims for lost before they expire when they could not be renewed in time; asks no database.
 
@@ -191,32 +154,6 @@ class LeaseKeeper:
             lost(held.row, "the renewal found another token")
         self.inflight.put_back(lambda held: held in gone)
         return True
-
-    # Giving back
-
-    def look_for_strays_at(self) -> float:
-        """Return when, by ``clock()``, the claimer is to look for stray rows; infinity where there are none."""
-        return self._next_look if self._strays else math.inf
-
-    def find_strays(self) -> None:
-        """Have stray rows given back before an expiry charges them a try that nobody made; the claimer calls it.
-
-        A part of a claim may be found later than the rest.
-        """
-        # Found before a reaper finds them, which waits for a quarter of the lease.
-        self._next_look = clock() + min(LOOK_EVERY, self.renewal_interval() / 4)
-        known = {(held.claim.token, held.claim.pk) for held in self.inflight.held()}
-        for handler in self.handlers:
-            by_holder = {one.holder: one for one in self._strays if one.handler is handler}
-            rows: Any = ClaimQuerySet(handler.model, using=self.using)
-            for row in claimed_by(rows, list(by_holder)) if by_holder else ():
-                claim = carried_claim(row)
-                stray = by_holder[claim.token.holder]
-                is_meant = stray.keys is None or claim.pk in stray.keys
-                if is_meant and (claim.token, claim.pk) not in known:
-                    held = HeldRow(row, handler, stray.batch)
-                    self.inflight.give_back([held], PutBack(stray.why))
-        self._strays = [one for one in self._strays if clock() < one.until]
 
     # Overrun handlers
 

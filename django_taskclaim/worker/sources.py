@@ -1,23 +1,42 @@
 """What a worker claims from: the rows of each model that it takes, the ranges that it plans, and what is left."""
 
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from django.db import connections
 from django.db.models import Q
 
+from django_taskclaim.claim import carried_claim, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
 from django_taskclaim.db import dialect_for
 from django_taskclaim.handlers import Handler
 from django_taskclaim.limits import LimitReached
 from django_taskclaim.limits.key_limits import limits_over
+from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.cursor import Cursor
+from django_taskclaim.querysets.instances import claimed_by
 from django_taskclaim.querysets.isolating import refusals, without_refused
 from django_taskclaim.querysets.scope import in_state, is_due
 from django_taskclaim.ranges.planning import end_of_source, open_more
 from django_taskclaim.states import Status
+from django_taskclaim.worker.batch import Batch, HeldRow, PutBack
+from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import BatchSize, WorkerOptions
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class Stray:
+    """A claim on whose rows nobody works: it ended in an error, or the process before this one had not started them."""
+
+    holder: str
+    why: str
+    #: The only rows of the claim that are meant, and where they are noted; None for all that are found.
+    keys: list[object] | None = None
+    batch: Batch = field(default_factory=Batch)
+    #: By ``clock()``: after that its COMMIT can arrive no more.
+    until: float = 0.0
 
 
 class Source:
@@ -36,6 +55,9 @@ class Source:
         self.least = 1
         if not handler.batch:
             self.least = handler.concurrency if handler.is_async else options.threads
+        self.strays: list[Stray] = []
+        #: By ``clock()``, when to look for their rows.
+        self.strays_at = 0.0
         #: Of a drain: when it began, by the database's clock, and the key beyond which it plans no ranges.
         self._began: datetime | None = None
         self._end: object = None
@@ -70,6 +92,25 @@ class Source:
         # A worker that takes some ranges only would never see those done that it plans for others.
         takes_all = not self.handler.rows(self.using).query.where
         return open_more(self.model, self.using, plans=takes_all, until=self._end)
+
+    # Giving back
+
+    def find_strays(self, inflight: InFlight, pause: float = 0.0) -> None:
+        """Have stray rows given back before an expiry charges them a try that nobody made.
+
+        A part of a claim may be found later than the rest, so there is another look after a *pause* in seconds.
+        """
+        self.strays_at = clock() + pause
+        known = {(held.claim.token, held.claim.pk) for held in inflight.held()}
+        by_holder = {one.holder: one for one in self.strays}
+        rows: Any = ClaimQuerySet(self.model, using=self.using)
+        for row in claimed_by(rows, list(by_holder)):
+            claim = carried_claim(row)
+            stray = by_holder[claim.token.holder]
+            is_meant = stray.keys is None or claim.pk in stray.keys
+            if is_meant and (claim.token, claim.pk) not in known:
+                inflight.give_back([HeldRow(row, self.handler, stray.batch)], PutBack(stray.why))
+        self.strays = [one for one in self.strays if clock() < one.until]
 
     # What is left
 

@@ -73,7 +73,6 @@ class SignalPipe:
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        _pipes.add(self)
         self._before: dict[int, Any] = {one: signal.signal(one, _noted) for one in STOP_SIGNALS}
         self._blocked: set[int | signal.Signals] = set()
         if hasattr(signal, "pthread_sigmask"):
@@ -84,7 +83,6 @@ class SignalPipe:
         return self
 
     def __exit__(self, *error: object) -> None:
-        _pipes.discard(self)
         signal.set_wakeup_fd(-1)
         self._reader.close()
         self._writer.close()
@@ -104,18 +102,13 @@ class SignalPipe:
         return 0
 
 
-#: The pipes in use. The hook for forks cannot be removed; it does nothing while this is empty.
-_pipes: set[SignalPipe] = set()
-
-
 def _forget_signals() -> None:
     """Let signals end a process that a handler forks, and reach no pipe of the worker."""
-    if not _pipes:
-        return
-    _pipes.clear()
-    signal.set_wakeup_fd(-1)
-    for one in STOP_SIGNALS:
-        signal.signal(one, signal.SIG_DFL)
+    # The hook cannot be removed; it does nothing while there is no pipe.
+    if signal.getsignal(signal.SIGTERM) is _noted:
+        signal.set_wakeup_fd(-1)
+        for one in STOP_SIGNALS:
+            signal.signal(one, signal.SIG_DFL)
 
 
 if hasattr(os, "register_at_fork"):

@@ -37,7 +37,7 @@ TRANSACTIONS, FENCE, STATEMENTS = (
 )
 BASE = "db/base.py"
 POSTGRESQL, ATOMIC = "db/postgresql.py", "worker/calling.py"
-KEEPER, SERVICE = "worker/keeper.py", "worker/service.py"
+SERVICE = "worker/service.py"
 PROCESS, RUNNING = "worker/process.py", "worker/running.py"
 
 #: By promise; "3.2" is the second fault of promise 3.
@@ -172,7 +172,7 @@ FAULTS = {
     7: [
         fault(
             "What a killed child had not begun waits for the end of its lease.",
-            (KEEPER, "unstarted = inflight.notes.unstarted()", "unstarted = []"),
+            ("worker/claimer.py", "in inflight.notes.unstarted():", "in ():"),
         ),
         fault(
             "Children of a killed supervisor go on claiming.",
