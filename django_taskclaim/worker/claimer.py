@@ -17,13 +17,10 @@ from django_taskclaim.connecting import (
     tidy_up,
     use_own_connection,
 )
-from django_taskclaim.handlers import Handler
 from django_taskclaim.monitoring.overview import seconds_due
 from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.worker.batch import hold
 from django_taskclaim.worker.calling import prepare
-from django_taskclaim.worker.inflight import InFlight
-from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import changed, logger
 from django_taskclaim.worker.service import Service
 from django_taskclaim.worker.sources import Source, Stray
@@ -49,13 +46,12 @@ NOT_YET = 0.25
 class Claimer(WorkerThread):
     """One for each process: it claims what the executors have room for, and writes what came of it."""
 
-    def __init__(
-        self, options: WorkerOptions, handlers: list[Handler], inflight: InFlight, service: Service
-    ) -> None:
+    def __init__(self, service: Service) -> None:
+        options, inflight = service.options, service.inflight
         super().__init__(options, inflight, "claimer")
         self.service = service
         self.keeper = service.keeper
-        self.sources = [Source(handler, options) for handler in handlers]
+        self.sources = [Source(handler, options) for handler in service.handlers]
         by_label = {source.model._meta.label: source for source in self.sources}
         for label, holder, keys, batch in inflight.notes.unstarted():
             if label in by_label:

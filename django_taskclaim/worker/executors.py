@@ -18,8 +18,6 @@ from django_taskclaim.connecting import (
 from django_taskclaim.exceptions import Permanent
 from django_taskclaim.throttling.breaker import CircuitBreaker
 from django_taskclaim.worker.batch import Done, Failed, WorkItem
-from django_taskclaim.worker.inflight import InFlight
-from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import broken, logger, named
 from django_taskclaim.worker.running import Running
 from django_taskclaim.worker.service import Service
@@ -32,13 +30,11 @@ LOOK = 5.0
 class Executor(WorkerThread):
     """Runs handlers until it is to leave."""
 
-    def __init__(
-        self, options: WorkerOptions, inflight: InFlight, service: Service, name: str
-    ) -> None:
-        super().__init__(options, inflight, name)
+    def __init__(self, service: Service, name: str) -> None:
+        super().__init__(service.options, service.inflight, name)
         self.service = service
         self.throttles = service.throttles
-        self.running = Running(options.using, inflight, service.keeper)
+        self.running = Running(self.options.using, self.inflight, service.keeper)
 
     def _settle(self, item: WorkItem) -> None:
         if not self.inflight.settle(item):

@@ -55,15 +55,14 @@ class Process:
         handlers = options.handlers()
         self.inflight = InFlight(Notes(memory))
         self.service = Service(options, handlers, self.inflight)
-        self.claimer = Claimer(options, handlers, self.inflight, self.service)
+        self.claimer = Claimer(self.service)
         are_async = {handler.is_async for handler in handlers}
         self.executors: list[Executor] = [
-            HandlerThread(options, self.inflight, self.service, f"handler-{number}")
-            for number in range(1, options.threads + 1)
-            if False in are_async
+            HandlerThread(self.service, f"handler-{number + 1}")
+            for number in range(options.threads if False in are_async else 0)
         ]
         if True in are_async:
-            self.executors.append(LoopThread(options, self.inflight, self.service, "loop"))
+            self.executors.append(LoopThread(self.service, "loop"))
         self.threads: list[WorkerThread] = [self.service, *self.executors]
         #: To the supervisor; None without one, and once it is dead.
         self._link = link

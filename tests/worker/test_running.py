@@ -179,9 +179,10 @@ def test_a_half_that_is_done_stays_done_when_the_other_half_overruns(
     transactional_db: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = make(Photo, 2)
-    inflight, service = InFlight(), MagicMock()
+    inflight, options = InFlight(), WorkerOptions((), "w", "default")
+    service = MagicMock(inflight=inflight, options=options)
     service.keeper.longest_lease = timedelta(minutes=1)
-    executor = HandlerThread(WorkerOptions((), "w", "default"), inflight, service, "handler")
+    executor = HandlerThread(service, "handler")
 
     def handle(photos: list[Photo]) -> None:
         if len(photos) == 2:
@@ -204,7 +205,7 @@ def test_the_breaker_counts_a_row_once_however_soon_it_is_written(transactional_
     """The writer merges the results of two threads before these have told of them."""
     make(Photo, 2)
     (writer, inflight, handler), breaker = writer_of(Photo), MagicMock()
-    executor = HandlerThread(WorkerOptions((), "w", "default"), inflight, MagicMock(), "handler")
+    executor = HandlerThread(MagicMock(), "handler")
     inflight.add(hold(handler, Photo.objects.claim_batch(2)))
     items: list[Any] = [inflight.take(0, Event(), is_async=False) for _ in range(2)]
     for item in items:

@@ -95,7 +95,7 @@ def test_what_a_child_had_not_begun_goes_back_although_its_successor_stops_at_on
     child.add(hold(handler, Photo.objects.claim_batch(2)))
     inflight, options = InFlight(Notes(memory)), WorkerOptions((Photo._meta.label,), "w", "default")
     service = Service(options, [handler], inflight)
-    claimer = Claimer(options, [handler], inflight, service)
+    claimer = Claimer(service)
     claimer.leave()
     claimer.start()
     claimer.join(120)
