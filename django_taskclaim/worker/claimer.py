@@ -4,7 +4,6 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from django_taskclaim.claim import clock, new_holder
@@ -43,6 +42,10 @@ STRAYS_EVERY = 1.0
 NOT_YET = 0.25
 
 
+#: As in "… failed".
+WORK = "claiming and writing"
+
+
 class Claimer(WorkerThread):
     """One for each process: it claims what the executors have room for, and writes what came of it."""
 
@@ -78,23 +81,14 @@ class Claimer(WorkerThread):
         try:
             while not self._is_over():
                 self.last_turn = clock()
-                if self._has_done(self._turn):
+                if self.attempt(WORK, self._turn) is None:
                     failures = 0
                 else:
                     failures += 1
                     self._rest(failures)
-            self._has_done(self._end)
+            self.attempt(WORK, self._end)
         finally:
             close_all()
-
-    def _has_done(self, part: Callable[[], None]) -> bool:
-        """Do a part of the work, and say whether it went well."""
-
-        def do() -> None:
-            part()
-            tidy_up()
-
-        return self.attempt("claiming and writing", do) is None
 
     def _end(self) -> None:
         """Give back rows on which nobody works, before there is nobody left to do it."""
@@ -135,6 +129,7 @@ class Claimer(WorkerThread):
                 looked = True
         if self._may_claim() and (self._has_reached_a_limit() or (looked and self._has_drained())):
             self.finished.set()
+        tidy_up()
 
     def _next_turn(self) -> float:
         """Return when, by ``clock()``, there is something to do."""

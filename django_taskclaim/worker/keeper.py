@@ -76,10 +76,6 @@ class LeaseKeeper:
 
     # Whether the database is there
 
-    def is_silent(self) -> bool:
-        """Say whether the database has not been asked for a renewal interval: so that it is known to be there."""
-        return clock() - self.answered_at >= self.renewal_interval()
-
     def healthy(self, lease: timedelta) -> bool:
         """Say whether leases of this length can be kept: no claim is taken that could not be renewed."""
         return clock() - self.answered_at < lease.total_seconds() * SELF_FENCE

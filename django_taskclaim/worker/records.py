@@ -40,33 +40,23 @@ def changed(
     claim = claim_of(first)
     many = f"{counted(len(rows), 'row')} of {first._meta.label}"
     what = named(first) if len(rows) == 1 else many
-    log(
-        logger,
-        level,
-        "%s %s%s%s",
-        event.capitalize(),
-        what,
-        _timing(seconds, ran),
-        f": {why}" if why else "",
-        raised=raised,
-        extra={
-            "event": event,
-            "model": first._meta.label,
-            "rows": len(rows),
-            "seconds": seconds,
-            "keys": [_key(row) for row in rows],
-            "holder": claim.token.holder if claim is not None else None,
-            **({"reason": why} if why else {}),
-            **({} if ran is None else {"ran": ran}),
-            **facts,
-        },
-    )
-
-
-def _timing(seconds: float, ran: float | None) -> str:
-    handler = "" if ran is None else f", {ran:,.3f} s in the handler"
-    statement = f", {seconds * 1000:.1f} ms in the database" if seconds else ""
-    return handler + statement
+    if ran is not None:
+        what += f", {ran:,.3f} s in the handler"
+        facts["ran"] = ran
+    if seconds:
+        what += f", {seconds * 1000:.1f} ms in the database"
+    if why:
+        what += f": {why}"
+        facts["reason"] = why
+    facts |= {
+        "event": event,
+        "model": first._meta.label,
+        "rows": len(rows),
+        "seconds": seconds,
+        "keys": [_key(row) for row in rows],
+        "holder": claim.token.holder if claim is not None else None,
+    }
+    log(logger, level, "%s %s", event.capitalize(), what, raised=raised, extra=facts)
 
 
 def lost(row: models.Model, why: str, *, error: BaseException | None = None) -> None:

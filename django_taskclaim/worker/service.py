@@ -95,25 +95,22 @@ class Service(WorkerThread):
         self._duties = self._in_order()
 
     def _in_order(self) -> list[Duty]:
-        keeper = self.keeper
-        duties = [
+        keeper, using = self.keeper, self.options.using
+        added = (duty for path in sorted(more_duties) for duty in import_string(path)(self))
+        return [
             Duty("renewing leases", keeper.renew_when_due),
             Duty("reading the switch", self._read_switch_when_it_matters, LOOK_EVERY),
             Duty("listening for calls", self.calls.listen, LOOK_EVERY),
             Duty("asking health checks", self.throttles.ask),
             Duty("ending overrun rows", keeper.end_overrun),
-        ]
-        for reaper in self._reapers:
             # Each by itself: a table that cannot be read keeps no other model's rows from coming back.
-            what = f"looking for expired claims of {reaper.model._meta.label}"
-            duties.append(Duty(what, partial(self._reap, reaper)))
-        return [
-            *duties,
-            Duty("reporting", self._report, REPORT_EVERY),
-            *(duty for path in sorted(more_duties) for duty in import_string(path)(self)),
-            Duty(
-                "deleting what is old", partial(in_pieces, prune, self.options.using), PRUNE_EVERY
+            *(
+                Duty(f"reaping {one.model._meta.label}", partial(self._reap, one))
+                for one in self._reapers
             ),
+            Duty("reporting", self._report, REPORT_EVERY),
+            *added,
+            Duty("deleting what is old", partial(in_pieces, prune, using), PRUNE_EVERY),
         ]
 
     # The thread
@@ -180,7 +177,8 @@ class Service(WorkerThread):
     def _read_switch_when_it_matters(self) -> bool:
         is_stopped = any(self.stop_of(handler.model) for handler in self.handlers)
         # An idle process asks, too, to know that it could renew.
-        if not (is_stopped or self.inflight.held() or self.keeper.is_silent()):
+        is_silent = clock() - self.keeper.answered_at >= self.keeper.renewal_interval()
+        if not (is_stopped or self.inflight.held() or is_silent):
             return False
         self.read_switch()
         return True
