@@ -69,7 +69,7 @@ class Process:
         self._grace: float = options.grace.total_seconds()
         #: By ``clock()``, when what still runs is cut short; None until the process stops.
         self._stop_by: float | None = None
-        self._recycling = False
+        self._claims = self._recycling = False
 
     # The loop
 
@@ -89,6 +89,7 @@ class Process:
             if not self._claims and all(thread.started.is_set() for thread in self.threads):
                 # Before the first claim, so that a row that kills this process at once is no failed start.
                 send(b"ready")
+                self._claims = True
                 self.threads.append(self.claimer)
                 self.claimer.start()
             self.service.keeper.fence()
@@ -99,10 +100,6 @@ class Process:
                 elif self._stop_by is None:
                     self._recycle()
         return self._finish()
-
-    @property
-    def _claims(self) -> bool:
-        return self.claimer in self.threads
 
     def _has_ended(self) -> bool:
         """Say whether a stop is over, or the work came to its own end and every row is settled.

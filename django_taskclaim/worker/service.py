@@ -3,6 +3,7 @@
 It has a list of duties, and looks through it several times a second.
 """
 
+import math
 import random
 import threading
 from collections.abc import Callable
@@ -98,6 +99,8 @@ class Service(WorkerThread):
         keeper, using = self.keeper, self.options.using
         added = (duty for path in sorted(more_duties) for duty in import_string(path)(self))
         return [
+            # What is there under this name was left by a dead process that had it before.
+            Duty("signing off", self._sign_off, math.inf, at_end=True),
             Duty("renewing leases", keeper.renew_when_due),
             Duty("reading the switch", self._read_switch_when_it_matters, LOOK_EVERY),
             Duty("listening for calls", self.calls.listen, LOOK_EVERY),
@@ -111,6 +114,7 @@ class Service(WorkerThread):
             Duty("reporting", self._report, REPORT_EVERY),
             *added,
             Duty("deleting what is old", partial(in_pieces, prune, using), PRUNE_EVERY),
+            Duty("hearing calls", partial(self.calls.wait, TICK, self.leaving)),
         ]
 
     # The thread
@@ -119,13 +123,12 @@ class Service(WorkerThread):
         use_own_connection(self.options.using)
         guard_connections(self.keeper.longest_lease, ours_alone=True)
         self.started.set()
-        # What is there under this name was left by a dead process that had it before.
-        self._guarded("signing on", self._sign_off)
         try:
             while not self.leaving.is_set():
                 self._round()
-                self._guarded("hearing calls", partial(self.calls.wait, TICK, self.leaving))
-            self._end()
+            for duty in self._duties:
+                if duty.at_end:
+                    self._guarded(duty.name, duty.job)
         finally:
             close_all()
 
@@ -140,12 +143,6 @@ class Service(WorkerThread):
             if clock() - self.last_turn > patience:
                 # The database was silent: leases first.
                 self._guarded("renewing leases", self.keeper.renew_when_due)
-
-    def _end(self) -> None:
-        for duty in self._duties:
-            if duty.at_end:
-                self._guarded(duty.name, duty.job)
-        self._guarded("signing off", self._sign_off)
 
     def _guarded(self, what: str, job: Callable[[], bool | None]) -> None:
         """Do one duty; trouble with the database spoils no other duty and is remembered."""
