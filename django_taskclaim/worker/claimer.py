@@ -20,7 +20,7 @@ from django_taskclaim.monitoring.overview import seconds_due
 from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.worker.batch import hold
 from django_taskclaim.worker.calling import prepare
-from django_taskclaim.worker.records import changed, logger
+from django_taskclaim.worker.records import changed, log_rarely, logger
 from django_taskclaim.worker.service import Service
 from django_taskclaim.worker.sources import Source, Stray
 from django_taskclaim.worker.threads import WorkerThread
@@ -206,7 +206,7 @@ class Claimer(WorkerThread):
                 source.next_look = 0.0
                 raise
             # Of this model alone: a column that is missing, a queryset that is wrong. The others go on.
-            self._limited.log(f"{self.options.name}: claiming from {source.handler.name}", error)
+            log_rarely(f"{self.options.name}: claiming from {source.handler.name}", error)
             drop_broken(self.options.using)
             pause = max(poll, LONGEST_WAIT)
         if source.reached is not None:

@@ -108,26 +108,20 @@ def _key(row: models.Model) -> str:
     return str(row.pk if claim is None else claim.pk)
 
 
-class Limited:
-    """Logs the same trouble once every ten seconds at most, and the same fault once a minute."""
-
-    def __init__(self) -> None:
-        #: By ``clock()``, when each may be logged again.
-        self._next: dict[str, float] = {}
-
-    def log(self, what: str, error: BaseException) -> None:
-        """Log that *what* failed with *error*, a fault with its traceback, unless that was logged just now."""
-        is_fault = is_refusal(error)
-        if clock() < self._next.get(what, 0.0):
-            return
-        self._next[what] = clock() + (60.0 if is_fault else 10.0)
-        if is_fault:
-            broken(f"{what} failed", error)
-        else:
-            logger.warning("%s: %s", what, describe(error), extra={"event": "trouble"})
+#: By ``clock()``, when the same trouble may be logged again.
+_quiet_until: dict[str, float] = {}
 
 
-_trouble = Limited()
+def log_rarely(what: str, error: BaseException) -> None:
+    """Log that *what* failed: once every ten seconds at most, and a fault, with its traceback, once a minute."""
+    if clock() < _quiet_until.get(what, 0.0):
+        return
+    is_fault = is_refusal(error)
+    _quiet_until[what] = clock() + (60.0 if is_fault else 10.0)
+    if is_fault:
+        broken(f"{what} failed", error)
+    else:
+        logger.warning("%s: %s", what, describe(error), extra={"event": "trouble"})
 
 
 def touch(path: str | None) -> None:
@@ -136,7 +130,7 @@ def touch(path: str | None) -> None:
         if path is not None:
             Path(path).touch()
     except OSError as error:
-        _trouble.log("touching the health file", error)
+        log_rarely("touching the health file", error)
 
 
 def log_to_console(verbosity: int) -> None:

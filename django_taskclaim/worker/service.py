@@ -121,7 +121,6 @@ class Service(WorkerThread):
 
     def run(self) -> None:
         use_own_connection(self.options.using)
-        guard_connections(self.keeper.longest_lease, ours_alone=True)
         self.started.set()
         try:
             while not self.leaving.is_set():

@@ -8,7 +8,7 @@ from types import FrameType
 from django_taskclaim.connecting import drop_broken
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.records import Limited
+from django_taskclaim.worker.records import log_rarely
 
 #: Looks without a sign, one a second, after which a thread is taken for hung: three times the 10 s or so that bound
 #: each of its calls (``service_options``).
@@ -27,7 +27,6 @@ class WorkerThread(threading.Thread):
         self.options, self.inflight = options, inflight
         #: Set by this thread once it is at work, and by others when it is to end.
         self.started, self.leaving = threading.Event(), threading.Event()
-        self._limited = Limited()
         #: By ``clock()``, when this thread last began a part of its work; None where a part may take its time.
         self.last_turn: float | None = None
         #: What that was at the last look that saw it go on, and the looks since.
@@ -45,7 +44,7 @@ class WorkerThread(threading.Thread):
             job()
         except BaseException as error:
             # SystemExit included: a receiver of a signal that raises it must not end this thread.
-            self._limited.log(f"{self.options.name}: {what}", error)
+            log_rarely(f"{self.options.name}: {what}", error)
             drop_broken(self.options.using)
             return error
         return None

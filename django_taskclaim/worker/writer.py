@@ -40,9 +40,9 @@ from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import BatchSize
 from django_taskclaim.worker.records import (
-    Limited,
     broken,
     changed,
+    log_rarely,
     logger,
     lost,
     named,
@@ -76,7 +76,6 @@ class Writer:
         self.sizes = sizes
         #: Says whether the database was away since a moment, as ``LeaseKeeper.was_away_since`` does.
         self.was_away_since = was_away_since
-        self._limited = Limited()
 
     def write(self) -> bool:
         """Write all results that are due, and say whether that took a statement.
@@ -184,7 +183,7 @@ class Writer:
     def _go_around(self, result: Result, error: Exception) -> None:
         """Have a result that met a lock written around it, and then row by row, for one may refer to a locked row."""
         if result.locked and len(result.rows) == 1:
-            self._limited.log(
+            log_rarely(
                 f"{result.handler.model._meta.label}: a result waits for a lock that somebody holds",
                 error,
             )
