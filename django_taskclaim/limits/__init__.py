@@ -38,61 +38,37 @@ SLACK = 0.05
 LEAST_SLACK = 1.5
 
 
-class Rate(NamedTuple):
-    """At most so many rows in a period, over all who claim."""
-
-    text: str
-    #: Rows a second.
-    per_second: float
-
-    @classmethod
-    def parse(cls, text: str) -> "Rate":
-        """Return what a text means that ``conf.RATE`` accepts."""
-        number, period = text.split("/")
-        return cls(text, float(number) / conf.DURATION.read(f"1{period}").total_seconds())
-
-    @property
-    def most(self) -> float:
-        """The rows that are saved up at most while nobody claims any."""
-        return max(LEAST_SLACK, self.per_second * 60 * SLACK)
-
-    def __str__(self) -> str:
-        return self.text
+def rows_per_second(rate: str) -> float:
+    """Return how fast a *rate* is that ``conf.RATE`` accepts, over all who claim."""
+    number, period = rate.split("/")
+    return float(number) / conf.DURATION.read(f"1{period}").total_seconds()
 
 
-class Hours(NamedTuple):
-    """From one time of the day to another in ``TIME_ZONE``, over midnight where the second comes before the first.
+def opens_at(hours: str, now: datetime) -> datetime | None:
+    """Return when the window *hours*, which ``conf.HOURS`` accepts, opens; None while it is open. *now* is aware.
 
+    It is from one time of the day to another in ``TIME_ZONE``, over midnight where the second comes before the first.
     Open is what a clock on the wall shows. When clocks go back, an hour that comes twice is open twice; when they go
     forward, an hour that is left out is not made up for, and a window that begins in it opens when it is over.
     """
+    opens, closes = map(time.fromisoformat, hours.replace("24:00", "00:00").split("-"))
 
-    text: str
-    opens: time
-    closes: time
-
-    @classmethod
-    def parse(cls, text: str) -> "Hours":
-        """Return what a text means that ``conf.HOURS`` accepts."""
-        opens, closes = text.replace("24:00", "00:00").split("-")
-        return cls(text, time.fromisoformat(opens), time.fromisoformat(closes))
-
-    def opens_at(self, now: datetime) -> datetime | None:
-        """Return when the window opens, in the zone of *now*; None while it is open. *now* is aware."""
-        # Minute by minute, because no sum of hours is right on the days when clocks change.
-        minute = moment = now.replace(second=0, microsecond=0)
-        while not self._is_open(moment):
-            moment += timedelta(minutes=1)
-        return None if moment == minute else moment
-
-    def _is_open(self, moment: datetime) -> bool:
+    def is_open(moment: datetime) -> bool:
         wall = moment.astimezone(timezone.get_default_timezone()).time()
-        if self.opens < self.closes:
-            return self.opens <= wall < self.closes
-        return wall >= self.opens or wall < self.closes
+        if opens < closes:
+            return opens <= wall < closes
+        return wall >= opens or wall < closes
 
-    def __str__(self) -> str:
-        return f"{self.text} {timezone.get_default_timezone_name()}"
+    # Minute by minute, because no sum of hours is right on the days when clocks change.
+    minute = moment = now.replace(second=0, microsecond=0)
+    while not is_open(moment):
+        moment += timedelta(minutes=1)
+    return None if moment == minute else moment
+
+
+def with_zone(hours: str) -> str:
+    """Return a window as people read it."""
+    return f"{hours} {timezone.get_default_timezone_name()}"
 
 
 # What holds for a model
@@ -102,9 +78,9 @@ class Hours(NamedTuple):
 class ModelLimits:
     """What claims of a model keep to, over all who claim; None is no limit."""
 
-    rate: Rate | None = None
+    rate: str | None = None
     max_running: int | None = None
-    hours: Hours | None = None
+    hours: str | None = None
     #: The model that the rate is of: all claims under it count on one level.
     rate_of: str = field(default="", compare=False)
 
@@ -113,18 +89,13 @@ class ModelLimits:
 
     def __str__(self) -> str:
         most = f"{self.max_running} running at once" if self.max_running else ""
-        named = self.rate and f"rate {self.rate}", most, self.hours and f"hours {self.hours}"
-        return ", ".join(filter(None, named))
+        hours = f"hours {with_zone(self.hours)}" if self.hours else ""
+        return ", ".join(filter(None, [self.rate and f"rate {self.rate}", most, hours]))
 
 
 def _in_force(model: type[models.Model], switches: dict[str, Switch]) -> ModelLimits:
     (rate, scope), (most, _), (hours, _) = (_value(name, model, switches) for name in LIMITS)
-    return ModelLimits(
-        Rate.parse(rate) if rate else None,
-        most or None,
-        Hours.parse(hours) if hours else None,
-        scope,
-    )
+    return ModelLimits(rate, most, hours, scope)
 
 
 def _value(name: str, model: type[models.Model], switches: dict[str, Switch]) -> tuple[Any, str]:
@@ -215,8 +186,8 @@ def stops_among(
     off = {scope: row for scope, row in switches.items() if now and row.is_off(now)}
     throttles = [off[scope] for one in own_scopes(model) if (scope := throttle_scope(one)) in off]
     limits, closed = _in_force(model, switches), None
-    if now and limits.hours and (opens := limits.hours.opens_at(now)) is not None:
-        reason = f"outside the hours {limits.hours}"
+    if now and limits.hours and (opens := opens_at(limits.hours, now)) is not None:
+        reason = f"outside the hours {with_zone(limits.hours)}"
         closed = LimitReached(reason, opens, (opens - now).total_seconds())
     return Stops(
         own=switches.get(scope_of(model)) or Switch(),
@@ -240,6 +211,9 @@ class Grant:
         self.stops = stops_of(target.model, using=target.alias)
         self._limits = self.stops.limits
         self._levels = RateLevel.objects.using(target.alias).filter(scope=self._limits.rate_of)
+        #: Rows a second, and the rows that are saved up at most while nobody claims any.
+        self._speed = rows_per_second(self._limits.rate) if self._limits.rate else 0.0
+        self._most = max(LEAST_SLACK, self._speed * 60 * SLACK)
 
     def begin(self, wanted: int, *, by_key: bool) -> int:
         """Return how many of the *wanted* rows may be claimed in the transaction that is open.
@@ -252,10 +226,8 @@ class Grant:
             return 0
         if by_key or self._limits.rate or self._limits.max_running:
             label = self._target.columns.owner._meta.label_lower
-            refuse_old_snapshots(
-                self._target,
-                f"claim_batch() counts what others have claimed for a limit of {label}",
-            )
+            what = f"claim_batch() counts what others have claimed for a limit of {label}"
+            refuse_old_snapshots(self._target, what)
             self._target.dialect.advisory_lock(f"limits:{label}")
         return self._allowed(wanted)
 
@@ -266,14 +238,14 @@ class Grant:
 
     def _allowed(self, wanted: int) -> int:
         target, limits = self._target, self._limits
-        if limits.rate is not None:
+        if limits.rate:
             now = target.dialect.current_time()
-            level = self._level(limits.rate, now)
+            level = self._level(now)
             if int(level) < wanted:
                 wanted = max(0, int(level))
                 # Once enough has become available that it is worth while to ask again.
-                enough = max(1.0, limits.rate.most * WORTH_WHILE)
-                wait = max(0.0, enough - (level - wanted)) / limits.rate.per_second
+                enough = max(1.0, self._most * WORTH_WHILE)
+                wait = max(0.0, enough - (level - wanted)) / self._speed
                 until = now + timedelta(seconds=wait)
                 self.reached = LimitReached(f"the rate {limits.rate}", until, wait)
         most = limits.max_running
@@ -290,20 +262,19 @@ class Grant:
         if taken < allowed:
             # It was not for a limit that the claim took no more.
             self.reached = None
-        rate = self._limits.rate
-        if not taken or rate is None:
+        if not taken or not self._limits.rate:
             return
         # By the clock of now: the rows may have been claimed much later than was asked, where the machine stood still.
         # What came meanwhile is capped first, else the minute from the claim on would exceed the rate.
         now = self._target.dialect.current_time()
-        level = self._level(rate, now) - taken
+        level = self._level(now) - taken
         if not self._levels.update(level=level, at=now):
             self._levels.create(scope=self._limits.rate_of, level=level, at=now)
 
-    def _level(self, rate: Rate, now: datetime) -> float:
+    def _level(self, now: datetime) -> float:
         """Return how many rows may be claimed *now*, by what the last claim has stored."""
         stored = self._levels.first()
         if stored is None or as_utc(stored.at) > now + AHEAD:
             return FIRST_ROWS
         seconds = max(0.0, (now - as_utc(stored.at)).total_seconds())
-        return min(rate.most, stored.level + seconds * rate.per_second)
+        return min(self._most, stored.level + seconds * self._speed)

@@ -10,7 +10,7 @@ from django.test.utils import isolate_apps
 from django.utils import timezone
 
 from django_taskclaim.handlers import handler
-from django_taskclaim.limits import Grant, Hours, ModelLimits, stops_of
+from django_taskclaim.limits import Grant, ModelLimits, opens_at, stops_of
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.switch import set_overrides
 from tests.commands import shell
@@ -186,7 +186,7 @@ def test_rows_are_claimed_at_these_hours_alone(rule: Rule) -> None:
 def test_hours_are_those_of_a_clock_on_the_wall(text: str, at: str, opens: str | None) -> None:
     """The moments are in UTC."""
     expected = None if opens is None else datetime.fromisoformat(f"{opens}+00:00")
-    assert Hours.parse(text).opens_at(datetime.fromisoformat(f"{at}+00:00")) == expected
+    assert opens_at(text, datetime.fromisoformat(f"{at}+00:00")) == expected
 
 
 # What people are told
