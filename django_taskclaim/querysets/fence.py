@@ -111,31 +111,27 @@ class FencedModel(models.Model):
     ) -> object:
         columns, claim = claim_columns(type(self)), claim_on(self, using)
         update: Any = super()._do_update
-
-        def write(rows: object, values: object) -> Any:
-            return update(rows, using, pk_val, values, *more)
-
         if claim is not None:
             base_qs = _all_rows(base_qs.model, using)
         if base_qs.model is not columns.owner:
-            return write(base_qs, values)
+            return update(base_qs, using, pk_val, values, *more)
         raw = vars(self._state)["taskclaim_raw"]
         writes_ours = raw and conf.setting("FIXTURES_WRITE_CLAIMS")
         if not writes_ours:
             guarded = set(columns.guarded)
             values = [entry for entry in values if entry[0] not in guarded]
-        if claim is None or claim.ended:
-            found = write(base_qs, values)
-            if not found and claim is not None:
-                raise ClaimLost([self], reason=NEVER_INSERTED)
-            if found and not writes_ours and not is_stored(self):
-                # The row keeps its values of our columns, not those that this instance was constructed with.
-                show([self], dict.fromkeys(columns.guarded, models.DEFERRED))
+        is_fenced = claim is not None and not claim.ended
+        if claim is not None and is_fenced:
+            fence = ClaimTarget.of(type(self), using).table.standing(claim.token)
+            base_qs = base_qs.extra(where=[fence.text], params=fence.params)
+        found = (values or not is_fenced) and update(base_qs, using, pk_val, values, *more)
+        if found and claim is None and not writes_ours and not is_stored(self):
+            # The row keeps its values of our columns, not those that this instance was constructed with.
+            show([self], dict.fromkeys(columns.guarded, models.DEFERRED))
+        if found or claim is None:
             return found
-        fence = ClaimTarget.of(type(self), using).table.standing(claim.token)
-        held = base_qs.extra(where=[fence.text], params=fence.params)
-        if values and (found := write(held, values)):
-            return found
+        if claim.ended:
+            raise ClaimLost([self], reason=NEVER_INSERTED)
         # Nothing was to be written to this table, or the server does not count a row that has not changed.
         if lock_claims([self]):
             raise_lost([self], [])
