@@ -2,7 +2,6 @@
 
 import logging
 import random
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -109,11 +108,10 @@ class Reaper:
         """
         self.model, self.using = model, using
         self._lease = lease or (lambda: policy_for(model).lease)
-        #: What the database's clock said, and for how many seconds there had been prompt answers by then.
-        self._readings: deque[tuple[datetime, float]] = deque()
-        #: Seconds of prompt answers since the first reading, and when the last answer came, by ``clock()``.
-        self._prompt, self._answered = 0.0, 0.0
-        self._due = 0.0
+        #: What the database's clock said, and for how many seconds there have been prompt answers since.
+        self._readings: list[tuple[datetime, float]] = []
+        #: By ``clock()``, when the last answer came, and when there is something to do.
+        self._answered = self._due = 0.0
 
     def due_in(self) -> float:
         """Return the seconds until ``turn`` has something to do."""
@@ -140,7 +138,7 @@ class Reaper:
             # Only now the clock is read.
             self._read(interval)
             cutoff, prompt = self._readings[0]
-            if self._prompt - prompt < self._renewal_interval():
+            if prompt < self._renewal_interval():
                 return 0
             released = in_chunks(rows, ReleaseExpired(cutoff), limit)
         except BaseException:
@@ -160,14 +158,16 @@ class Reaper:
         target.dialect.wait_to_write(target.table)
         moment, renewal = target.dialect.current_time(), self._renewal_interval()
         since, self._answered = self._answered, clock()
-        if self._readings:
-            # One long silence counts for at most half of the time in which living workers renew.
-            self._prompt += min(self._answered - since, renewal / 2)
-        self._readings.append((moment, self._prompt))
-        while len(self._readings) > 1 and self._prompt - self._readings[1][1] >= renewal:
-            self._readings.popleft()
-        wait = min(renewal / READINGS, longest_wait)
-        missing = renewal - (self._prompt - self._readings[0][1])
+        # One long silence counts for at most half of the time in which living workers renew.
+        more = min(self._answered - since, renewal / 2)
+        self._readings = [
+            *((seen, prompt + more) for seen, prompt in self._readings),
+            (moment, 0.0),
+        ]
+        # Of those that are old enough the last one counts.
+        while len(self._readings) > 1 and self._readings[1][1] >= renewal:
+            del self._readings[0]
+        wait, missing = min(renewal / READINGS, longest_wait), renewal - self._readings[0][1]
         self._due = self._answered + (min(wait, missing) if missing > 0 else wait)
 
     def _renewal_interval(self) -> float:

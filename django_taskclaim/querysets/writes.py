@@ -326,30 +326,28 @@ NO_CLAIM = "it carries no claim; only rows that claim_batch() or with_token() re
 
 
 def raise_lost(lost: Sequence[models.Model], written: Sequence[models.Model]) -> NoReturn:
-    """Log, send as a signal and raise which claims stand no more; CommitUnknown where a COMMIT is ambiguous."""
+    """Log, send as a signal and raise which claims stand no more; CommitUnknown where a COMMIT is ambiguous.
+
+    A loss is logged once. A worker logs those of its rows itself, with what it knows beside.
+    """
     ambiguous: list[models.Model] = []
     for row in lost:
         if (claim := claim_of(row)) is not None:
             claim.lost = True
             ambiguous += [row] if claim.ambiguous else []
-    reason = NO_CLAIM if all(standing_claim(row) is None for row in lost) else ""
+    standing = [standing_claim(row) for row in lost]
+    reason = "" if any(standing) else NO_CLAIM
     error = ClaimLost(lost, written, reason=reason)
     if ambiguous:
         error = CommitUnknown(lost, written, ambiguous, reason=reason)
-    _log(error)
+    if not all(one is not None and (one.watched or one.loss_logged) for one in standing):
+        for one in filter(None, standing):
+            one.loss_logged = True
+        facts = {"model": lost[0]._meta.label, "keys": [str(row.pk) for row in lost]}
+        extra = {"event": "lost", "rows": len(lost), **facts}
+        logger.warning("%s", redact(str(error)), extra=extra)
     send_of_rows(claim_lost, lost)
     raise error
-
-
-def _log(error: ClaimLost) -> None:
-    """Log losses once; a worker logs those of its rows itself, with what it knows beside."""
-    rows, claims = error.lost, [standing_claim(row) for row in error.lost]
-    if all(one is not None and (one.watched or one.loss_logged) for one in claims):
-        return
-    for one in filter(None, claims):
-        one.loss_logged = True
-    facts = {"model": rows[0]._meta.label, "keys": [str(row.pk) for row in rows], "rows": len(rows)}
-    logger.warning("%s", redact(str(error)), extra={"event": "lost", **facts})
 
 
 # Renewing: leases are extended without waiting for a row that somebody has locked, and none is shortened

@@ -250,7 +250,7 @@ FAULTS = {
             "After a silence the reaper charges rows before the living could renew.",
             (
                 EXPIRY,
-                "if self._prompt - prompt < self._renewal_interval()",
+                "if prompt < self._renewal_interval()",
                 "if False",
             ),
         ),
