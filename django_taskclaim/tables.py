@@ -167,9 +167,6 @@ class WorkerProcess(models.Model):
         """Say whether the worker claims rows of *model*."""
         return model._meta.label_lower in {label.lower() for label in self.model_labels}
 
-    def __str__(self) -> str:
-        return str(self.name)
-
 
 class RateLevel(models.Model):
     """How many rows a rate would have let be claimed at the moment ``at``; written by the claims of such models."""
@@ -180,9 +177,6 @@ class RateLevel(models.Model):
 
     class Meta:
         db_table = "taskclaim_ratelevel"
-
-    def __str__(self) -> str:
-        return f"{self.scope}: {self.level:g}"
 
 
 class NamedLease(models.Model):
@@ -196,6 +190,3 @@ class NamedLease(models.Model):
 
     class Meta:
         db_table = "taskclaim_namedlease"
-
-    def __str__(self) -> str:
-        return str(self.name)

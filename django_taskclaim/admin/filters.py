@@ -69,7 +69,7 @@ class StateFilter(ClaimFilter):
         if columns.owned_by(rows.model) and not rows.query.where and shows_all(request):
             known = count_rows(rows.model, rows.db)
             for status in Status:
-                n = getattr(known.progress, status)
+                n = getattr(known, status)
                 counts[status] = f"≈ {short(n)}" if status in known.estimated else number(n)
         kinds = [kind for kind in STATES if kind != WAITING or columns.not_before]
         shape = '<span class="taskclaim-is-{}">{}</span> <b>{}</b>'

@@ -3,12 +3,12 @@
 Route it where the monitoring reaches it: ``path("metrics", metrics)``. It needs the extra ``metrics``.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from django.core.exceptions import PermissionDenied
-from django.db import Error, connections, router
+from django.db import router
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.utils.crypto import constant_time_compare
@@ -27,15 +27,12 @@ from prometheus_client.registry import Collector
 from django_taskclaim import conf
 from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.control.models import ThroughputMinute, is_on
-from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.monitoring.overview import Overview, overview
-from django_taskclaim.monitoring.server import server_for
+from django_taskclaim.monitoring.server import in_time
 from django_taskclaim.states import Status
 from django_taskclaim.switch import claimable_models
 from django_taskclaim.tables import scope_of
 from django_taskclaim.worker.counters import Counts, longest_in, times
-
-logger = logging.getLogger(__name__)
 
 LABELS = ("model", "database")
 
@@ -107,55 +104,47 @@ class Figures(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield each figure with its values for all models; one that cannot be read in time has ``taskclaim_up`` 0."""
         up = GaugeMetricFamily("taskclaim_up", "1 if the model was read in time.", labels=LABELS)
-        text, of_states = "Rows by status; of a large table an estimate.", (*LABELS, "status")
-        rows = GaugeMetricFamily("taskclaim_rows", text, labels=of_states)
-        gauges = {
-            name: GaugeMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
-            for name, (text, _) in GAUGES.items()
-        }
-        counters = {
-            column: CounterMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
-            for column, (name, text) in COUNTERS.items()
-        }
-        histograms = {
-            column: HistogramMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
-            for column, (name, text) in HISTOGRAMS.items()
-        }
+        known: dict[tuple[str, str], tuple[Overview, Counts]] = {}
         for model in claimable_models():
             labels = model._meta.label, router.db_for_write(model)
-            found = _read(model, *labels)
+            found = in_time(labels[1], partial(_read, model, labels[1]))
             up.add_metric(labels, found is not None)
-            if found is None:
-                continue
-            seen, counts = found
+            if found is not None:
+                known[labels] = found
+        yield up
+        text, of_states = "Rows by status; of a large table an estimate.", (*LABELS, "status")
+        rows = GaugeMetricFamily("taskclaim_rows", text, labels=of_states)
+        for labels, (seen, _) in known.items():
             for status in Status:
                 rows.add_metric((*labels, status.value), getattr(seen.progress, status.value))
-            for name, (_text, value) in GAUGES.items():
-                gauges[name].add_metric(labels, value(seen))
-            if counts is None:
-                continue
-            for column, counter in counters.items():
+        yield rows
+        for name, (text, value) in GAUGES.items():
+            gauge = GaugeMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
+            for labels, (seen, _) in known.items():
+                gauge.add_metric(labels, value(seen))
+            yield gauge
+        counted = {labels: one for labels, (_, one) in known.items() if is_on(labels[1])}
+        for column, (name, text) in COUNTERS.items():
+            counter = CounterMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
+            for labels, counts in counted.items():
                 counter.add_metric(labels, counts[column])
-            for column, histogram in histograms.items():
+            yield counter
+        for column, (name, text) in HISTOGRAMS.items():
+            histogram = HistogramMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
+            for labels, counts in counted.items():
                 histogram.add_metric(labels, *_histogram(times(counts, column)))
-        yield from [up, rows, *gauges.values(), *counters.values(), *histograms.values()]
+            yield histogram
 
 
-def _read(model: type[Model], label: str, alias: str) -> tuple[Overview, Counts | None] | None:
-    """Return what there is to see of a model, and what all worker processes have reported; None where it takes long."""
-    counts: Counts | None = None
-    try:
-        with server_for(connections[alias]).bounded(conf.duration("PAGE_TIMEOUT")):
-            # First, so that no counter is ahead of the rows.
-            if is_on(alias):
-                written = ThroughputMinute.objects.using(alias).filter(model=scope_of(model))
-                counts = Counter()
-                for part in written.values_list("counts", flat=True):
-                    counts.update(part)
-            return overview(model, alias, exact=False), counts
-    except (Error, TaskClaimError):
-        logger.exception("%s on %s was not read for the metrics", label, alias)
-        return None
+def _read(model: type[Model], alias: str) -> tuple[Overview, Counts]:
+    """Return what there is to see of a model, and what all worker processes have reported."""
+    counts: Counts = Counter()
+    # First, so that no counter is ahead of the rows.
+    if is_on(alias):
+        written = ThroughputMinute.objects.using(alias).filter(model=scope_of(model))
+        for part in written.values_list("counts", flat=True):
+            counts.update(part)
+    return overview(model, alias, exact=False), counts
 
 
 def _histogram(durations: Mapping[int, int]) -> tuple[list[tuple[str, float]], float]:

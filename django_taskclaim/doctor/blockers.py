@@ -39,7 +39,7 @@ def reasons(seen: Overview) -> Reasons:
 
 def _rows(seen: Overview, count: int, state: Status) -> str:
     """Return ``1,204 rows``, or ``~1,200,000 rows`` where that is an estimate."""
-    return f"{'~' * (state in seen.estimated)}{counted(count, 'row')}"
+    return f"{'~' * (state in seen.progress.estimated)}{counted(count, 'row')}"
 
 
 # What stops a model
@@ -108,7 +108,7 @@ def _hidden(seen: Overview) -> Reasons:
     found, model = handler_for(seen.model), seen.model
     rows: Any = found.rows(seen.alias) if found else model._default_manager.using(seen.alias)
     # Nothing hides a row but a condition. Where open rows are too many to count, the hidden ones are too.
-    if not rows.query.where or Status.OPEN in seen.estimated:
+    if not rows.query.where or Status.OPEN in seen.progress.estimated:
         return
     # Only the open ones among them: PostgreSQL reads a long list again for each row.
     shown = rows.filter(is_open(claim_columns(model)))
@@ -123,7 +123,9 @@ def _hidden(seen: Overview) -> Reasons:
 
 def _limited(seen: Overview) -> Reasons:
     """A limit, per key or for all who claim, keeps rows back."""
-    stopped = seen.pause or seen.throttles or {Status.OPEN, Status.PROCESSING} & seen.estimated
+    stopped = (
+        seen.pause or seen.throttles or {Status.OPEN, Status.PROCESSING} & seen.progress.estimated
+    )
     if stopped or not (seen.limits or limits_over(seen.model)):
         return
     why = ClaimQuerySet[Any](seen.model, using=seen.alias).why_empty()
@@ -165,14 +167,14 @@ def _ended(seen: Overview) -> Reasons:
     if not progress.total:
         yield checks.Info("There is nothing to do: the table is empty.")
     elif not progress.left:
-        of = "" if seen.estimated else f" of {progress.total:,}"
+        of = "" if seen.progress.estimated else f" of {progress.total:,}"
         rows = _rows(seen, progress.finished, Status.COMPLETE)
         yield checks.Info(f"Nothing is open or running: {rows}{of} finished.")
 
 
 def _most_frequent_errors(seen: Overview) -> str:
     field = claim_columns(seen.model).error_class
-    if field is None or Status.FAILED in seen.estimated:
+    if field is None or Status.FAILED in seen.progress.estimated:
         return ""
     rows: Any = ClaimQuerySet(seen.model, using=seen.alias).failed().order_by()
     counts = rows.values_list(field.name).annotate(n=Count("*")).order_by("-n")[:3]

@@ -1,7 +1,6 @@
 """How many rows are in each state, at a price that does not grow with the table."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -25,16 +24,7 @@ PROBES = 1_000
 _UNFINISHED = (Status.OPEN, Status.PROCESSING, Status.FAILED, Status.PAUSED)
 
 
-@dataclass(frozen=True, slots=True)
-class RowCounts:
-    """The counts, and which of them are estimates."""
-
-    progress: Progress
-    #: Values of ``Status``; the sum of all rows is an estimate, too, where there is any.
-    estimated: frozenset[str] = frozenset()
-
-
-def count_rows(model: type[models.Model], alias: str, *, exact: bool = False) -> RowCounts:
+def count_rows(model: type[models.Model], alias: str, *, exact: bool = False) -> Progress:
     """Count the rows of a small table; unless *exact*, of a large one count what is little and estimate the rest.
 
     Where nothing can be estimated all are counted: of a model whose claim columns are in a parent's table, and, on a
@@ -46,7 +36,7 @@ def count_rows(model: type[models.Model], alias: str, *, exact: bool = False) ->
         server = server_for(connections[alias])
         estimate = _probed(target) or server.estimate(target.table)
     if estimate is None or estimate.rows <= SMALL:
-        return RowCounts(ClaimQuerySet[Any](model, using=alias).progress())
+        return ClaimQuerySet[Any](model, using=alias).progress()
     return _filled_up(_counted(target), estimate)
 
 
@@ -86,7 +76,7 @@ def _spread(first: int, last: int) -> list[int]:
     return sorted({first + int((i + chance.random()) * step) for i in range(PROBES)})
 
 
-def _filled_up(counted: Mapping[str, int], estimate: Estimate) -> RowCounts:
+def _filled_up(counted: Mapping[str, int], estimate: Estimate) -> Progress:
     """Share out what was not counted among the large states, in the proportion that is known."""
     exact = {state: number for state, number in counted.items() if number <= MOST}
     large = [*(state for state in counted if state not in exact), Status.COMPLETE.value]
@@ -97,4 +87,4 @@ def _filled_up(counted: Mapping[str, int], estimate: Estimate) -> RowCounts:
     whole = sum(weights.values())
     shares = {state: round(rest * weight / whole) for state, weight in weights.items()}
     at_least = {state: max(number, counted.get(state, 0)) for state, number in shares.items()}
-    return RowCounts(Progress(**exact, **at_least), frozenset(large))
+    return Progress(**exact, **at_least, estimated=frozenset(large))

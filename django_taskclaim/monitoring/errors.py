@@ -59,7 +59,7 @@ def last_errors(seen: Overview, most: int) -> list[str]:
     columns = claim_columns(seen.model)
     rows: Any = ClaimQuerySet(seen.model, using=seen.alias)
     behind = backwards(columns)
-    when = behind if Status.FAILED in seen.estimated else [f"-{columns.claimed_at.name}"]
+    when = behind if Status.FAILED in seen.progress.estimated else [f"-{columns.claimed_at.name}"]
     found = [
         *tried_rows(rows.failed().order_by(*when), most),
         *tried_rows(rows.open().order_by(*behind), most),

@@ -16,7 +16,7 @@ from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, as_utc, is_quarantine_mark
 from django_taskclaim.limits import ModelLimits, Stops, stops_among
 from django_taskclaim.models import Switch, WorkerProcess
-from django_taskclaim.monitoring.counts import MOST, RowCounts, count_rows
+from django_taskclaim.monitoring.counts import MOST, count_rows
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.scope import is_due, is_expired, is_running, never_waited
 from django_taskclaim.states import WORKER_MARK, Status
@@ -60,8 +60,6 @@ class Overview:
     alias: str
     now: datetime
     progress: Progress
-    #: The states whose numbers are estimates.
-    estimated: frozenset[str] = frozenset()
     #: The pause that stops claims of this model now.
     pause: Switch | None = None
     #: Whether workers, or code like theirs, still run rows in spite of that pause.
@@ -135,23 +133,22 @@ def overviews(
     known = workers(alias, now)
     for model in of:
         rows: Any = ClaimQuerySet(model, using=alias)
-        counts = count_rows(model, alias, exact=exact)
+        progress = count_rows(model, alias, exact=exact)
         stops = stops_among(switches, model, now)
         pause = next(iter(stops.pauses), None)
-        running = counts.progress.processing if pause else 0
+        running = progress.processing if pause else 0
         yield Overview(
             model=model,
             alias=alias,
             now=now,
-            progress=counts.progress,
-            estimated=counts.estimated,
+            progress=progress,
             pause=pause,
             is_finishing=running > 0 and _workers_hold(model, alias),
             throttles=_throttles(scope_of(model), known, stops, now),
             limits=stops.limits,
             switch=switches.get(scope_of(model)),
             workers=[worker for worker in known if worker.serves(model)],
-            **_waiting(rows.open(), counts, now),
+            **_waiting(rows.open(), progress, now),
             **(_running(rows, claim_columns(model)) if holders else {}),
         )
 
@@ -217,14 +214,14 @@ def seconds_due(row: models.Model) -> float | None:
     return max(0.0, (as_utc(claimed_at) - as_utc(since)).total_seconds())
 
 
-def _waiting(opened: Any, counts: RowCounts, now: datetime) -> dict[str, Any]:
+def _waiting(opened: Any, progress: Progress, now: datetime) -> dict[str, Any]:
     """Return which of the open rows are due, since when, and when the next will be."""
     model, beyond = opened.model, 0
     columns, created = claim_columns(model), created_column(model)
-    if Status.OPEN in counts.estimated:
+    if Status.OPEN in progress.estimated:
         # The first in the order of the claim index; many due ones stand for all that follow.
         opened = opened.order_by(*columns.order)[:MOST]
-        beyond = max(0, counts.progress.open - MOST)
+        beyond = max(0, progress.open - MOST)
     status = columns.status.name
     asked: dict[str, Any] = {"due": Count(status)}
     if created is not None:

@@ -17,13 +17,15 @@ from django_taskclaim.states import Status
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How many rows are in each state, counted in one statement."""
+    """How many rows are in each state, counted in one statement; on pages and in ``claimstatus`` in part estimated."""
 
     open: int = 0
     processing: int = 0
     complete: int = 0
     failed: int = 0
     paused: int = 0
+    #: The states whose numbers are estimates; the sum of all rows is one, too, where there is any.
+    estimated: frozenset[str] = frozenset()
 
     @property
     def total(self) -> int:

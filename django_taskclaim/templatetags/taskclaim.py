@@ -5,8 +5,6 @@ from typing import Any
 
 from django.template import Library
 from django.utils import formats, timezone
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import DONE
@@ -96,21 +94,9 @@ def _with_day(value: datetime, shape: str) -> str:
 
 
 @register.filter
-def rows(count: int) -> str:
-    """Return ``1 row``, ``1,204 rows``."""
-    return ngettext("%(n)s row", "%(n)s rows", count) % {"n": number(count)}
-
-
-@register.filter
 def age(value: datetime, now: datetime) -> timedelta:
     """Return how long ago a moment is."""
     return now - as_utc(value)
-
-
-@register.filter
-def ago(duration: timedelta) -> str:
-    """Return ``4 min 10 s ago``."""
-    return _("%(time)s ago") % {"time": format_duration(duration)}
 
 
 register.filter("duration", format_duration)

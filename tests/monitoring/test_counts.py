@@ -42,23 +42,23 @@ def test_of_a_large_table_rare_states_are_counted_and_the_others_estimated() -> 
     """What is completed shows although the statistics are older."""
     jobs(failed=7)
     seen = counts.count_rows(Job, "default")
-    assert (seen.progress.failed, seen.estimated) == (7, set())
+    assert (seen.failed, seen.estimated) == (7, set())
     jobs(open_=3000, complete=1000)
     seen = counts.count_rows(Job, "default")
     assert seen.estimated == {"open", "complete"}
-    assert seen.progress.failed == 7
-    assert seen.progress.open == pytest.approx(3000, rel=0.05)
-    assert seen.progress.complete == pytest.approx(1000, rel=0.1)
+    assert seen.failed == 7
+    assert seen.open == pytest.approx(3000, rel=0.05)
+    assert seen.complete == pytest.approx(1000, rel=0.1)
     for _ in range(2):
         Job.objects.complete(Job.objects.claim_batch(500))
-    assert counts.count_rows(Job, "default").progress.complete == pytest.approx(2000, rel=0.1)
+    assert counts.count_rows(Job, "default").complete == pytest.approx(2000, rel=0.1)
 
 
 @pytest.mark.parametrize("model", [TextKey, CompositeKey, Child], ids=lambda model: model.__name__)
 def test_keys_of_every_kind_are_estimated(model: Any) -> None:
     make(model, 120)
     analyse(model)
-    assert counts.count_rows(model, "default").progress.open == pytest.approx(120, abs=40)
+    assert counts.count_rows(model, "default").open == pytest.approx(120, abs=40)
 
 
 #: Takes minutes, and touches no table of the app. MariaDB and MySQL bound recursions by themselves.

@@ -26,9 +26,6 @@ MOST = 2_000
 #: So many are exported, and to be read these, or each part of all failed rows, may take so long.
 EXPORTED, READING_LIMIT = 50_000, timedelta(seconds=20)
 
-#: Groups shown, and samples linked of each.
-GROUPS, SAMPLES = 12, 3
-
 #: A number, in a group of its own where it names a kind of error: "HTTP 404", "[Errno 111]", "(1213, 'Deadlock …')".
 _NUMBER = re.compile(
     r"(^[1-5]\d\d(?![.,:]?\d)|^\(\d{1,5}(?=, ?['\"])"
@@ -122,10 +119,6 @@ class Group:
     def all(self) -> int:
         return len(self.failures)
 
-    @property
-    def samples(self) -> list[TriedRow]:
-        return self.failures[:SAMPLES]
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -135,10 +128,6 @@ class Sample:
     looked_at: int
     #: Whether there are more failed rows than were looked at.
     capped: bool
-
-    @property
-    def shown(self) -> list[Group]:
-        return self.groups[:GROUPS]
 
 
 def latest(rows: Rows, most: int) -> list[TriedRow]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from django.contrib.messages import get_messages
 from django.core.checks import CheckMessage
-from django.db import Error, connections, models
+from django.db import connections, models
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import get_language, ngettext
@@ -27,10 +27,9 @@ from django_taskclaim.control.actions import WORKER_COMMANDS
 from django_taskclaim.control.models import OperatorAct, is_on
 from django_taskclaim.control.reading import DAY, HOUR
 from django_taskclaim.doctor.blockers import reasons
-from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import Holder, Overview, overview, overviews
-from django_taskclaim.monitoring.server import server_for
+from django_taskclaim.monitoring.server import in_time
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets import Progress
 from django_taskclaim.ranges import RowCounts, row_counts
@@ -53,17 +52,6 @@ T = TypeVar("T")
 
 
 # Reading
-
-
-def in_time(alias: str, ask: Callable[[], T], limit: timedelta | None = None) -> T | None:
-    """Return what *ask* reads from the database; None where that is not finished in PAGE_TIMEOUT, or *limit*."""
-    try:
-        with server_for(connections[alias]).bounded(limit or conf.duration("PAGE_TIMEOUT")):
-            return ask()
-    except (Error, TaskClaimError):
-        if not connections[alias].in_atomic_block:
-            connections[alias].close_if_unusable_or_obsolete()
-        return None
 
 
 #: When each page was read last, and what was found.

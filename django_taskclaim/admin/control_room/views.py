@@ -47,6 +47,7 @@ from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.holders import holder_of
 from django_taskclaim.monitoring.overview import Overview, workers
+from django_taskclaim.monitoring.server import in_time
 from django_taskclaim.switch import claimable_models
 from django_taskclaim.templatetags.taskclaim import moment, number
 
@@ -362,7 +363,7 @@ class ModelPage(OverviewPage):
         """Ask for confirmation, and then reset failed rows of the group: all, or the ten that failed last."""
         rows, wanted = claims_of(self.rows(request)), request.GET.get("group", "")
         read = partial(failures.sample, rows, timezone.now())
-        failed = snapshot.in_time(self.alias, read)
+        failed = in_time(self.alias, read)
         group = next((one for one in failed.groups if one.id == wanted), None) if failed else None
         if failed is None or group is None:
             late = _("Nothing was changed: the database did not answer in time.")
@@ -418,7 +419,7 @@ class ModelPage(OverviewPage):
         if group and not failures.is_id(group):
             raise Http404
         read = partial(failures.latest, self.rows(request), failures.EXPORTED + 1)
-        found = snapshot.in_time(self.alias, read, failures.READING_LIMIT)
+        found = in_time(self.alias, read, failures.READING_LIMIT)
         if found is None:
             messages.warning(request, _("The database did not answer in time."))
             return self.back(request)

@@ -294,8 +294,8 @@ def _progress_cells(seen: Overview) -> list[str]:
     tells = progress.total and not policy_for(seen.model).completion.note
     return [
         label if seen.alias == DEFAULT_DB_ALIAS else f"{label} ({seen.alias})",
-        *(f"{'~' * (one in seen.estimated)}{getattr(progress, one):,}" for one in Status),
-        f"{'~' * bool(seen.estimated)}{progress.total:,}",
+        *(f"{'~' * (one in seen.progress.estimated)}{getattr(progress, one):,}" for one in Status),
+        f"{'~' * bool(seen.progress.estimated)}{progress.total:,}",
         # Rounded down: never 100 % while other rows are there.
         f"{int(share * 1000) / 10:.1f} %" if tells else "-",
     ]
