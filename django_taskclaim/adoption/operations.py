@@ -29,6 +29,9 @@ RETRIES = 1200
 #: A clause of ALTER TABLE, and its parameters.
 Clause = tuple[str, Sequence[Any]]
 
+#: Fields of a model with their names, as operations of Django take them.
+Named = Sequence[tuple[str, AnyField]]
+
 
 class LiveTable:
     """A table in use on SQLite, which has one writer: other writers wait until a step has ended."""
@@ -243,12 +246,7 @@ class AddClaimColumns(LiveOperation):
 
     serialization_expand_args = ["fields"]
 
-    def __init__(
-        self,
-        model_name: str,
-        fields: Sequence[tuple[str, AnyField]],
-        existing: str = Status.PAUSED.value,
-    ) -> None:
+    def __init__(self, model_name: str, fields: Named, existing: str = EXISTING[0]) -> None:
         if existing not in EXISTING:
             raise ValueError(f"existing must be one of {', '.join(EXISTING)}, not {existing!r}.")
         self.model_name = model_name

@@ -95,15 +95,11 @@ def missing_index(model: type[models.Model], alias: str) -> Iterator[checks.Chec
         return
     with connections[alias].schema_editor(collect_sql=True, atomic=False) as editor:
         editor.add_index(target.columns.owner, index)
+    statements = "\n".join(map(real_name, editor.collected_sql))
     yield checks.Error(
         f"The table {real_name(owner.db_table)} has no index on {listed([name for name, _ in wanted])}: every claim"
         " reads and sorts all open rows.",
-        "\n".join(
-            [
-                f"Create it{server.on_a_busy_table}, or run makemigrations and migrate:",
-                *(real_name(statement) for statement in editor.collected_sql),
-            ]
-        ),
+        f"Create it{server.on_a_busy_table}, or run makemigrations and migrate:\n{statements}",
     )
 
 

@@ -59,23 +59,20 @@ class Command(ClaimCommand):
         super().run_from_argv(argv)
 
     def handle(self, *, limit: int | None, loop: bool, **options: Any) -> None:
-        if loop:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-            with suppress(KeyboardInterrupt):
-                self._loop(limit)
+        if not loop:
+            rows = [ClaimQuerySet[Any](model, using=alias) for model, alias in self.where]
+            if refused := list(self._round([one.release_expired for one in rows], limit)):
+                raise CommandError("\n".join(refused))
             return
-        rows = [ClaimQuerySet[Any](model, using=alias) for model, alias in self.where]
-        if refused := list(self._round([one.release_expired for one in rows], limit)):
-            raise CommandError("\n".join(refused))
-
-    def _loop(self, limit: int | None) -> None:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         reapers = [Reaper(model, alias) for model, alias in self.where]
-        while True:
-            for sentence in self._round([reaper.turn for reaper in reapers], limit):
-                self.stderr.write(f"{sentence}; trying again.")
-            for reaper in reapers:
-                connections[reaper.using].close_if_unusable_or_obsolete()
-            time.sleep(min(reaper.due_in() for reaper in reapers))
+        with suppress(KeyboardInterrupt):
+            while True:
+                for sentence in self._round([one.turn for one in reapers], limit):
+                    self.stderr.write(f"{sentence}; trying again.")
+                for reaper in reapers:
+                    connections[reaper.using].close_if_unusable_or_obsolete()
+                time.sleep(min(reaper.due_in() for reaper in reapers))
 
     def _round(
         self, verbs: Sequence[Callable[[int | None], int | None]], limit: int | None
