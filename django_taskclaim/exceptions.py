@@ -19,10 +19,14 @@ class ClaimLost(TaskClaimError):
     """
 
     def __init__(
-        self, lost: Sequence[Any], written: Sequence[Any] = (), *, reason: str = ""
+        self,
+        lost: Sequence[Any],
+        written: Sequence[Any] = (),
+        undecided: Sequence[Any] = (),
+        *,
+        reason: str = "",
     ) -> None:
-        self.lost = list(lost)
-        self.written = list(written)
+        self.lost, self.written, self.undecided = list(lost), list(written), list(undecided)
         self.reason = reason or "the claim passed to another holder, was ended, or the row is gone"
         super().__init__(self.lost, self.written)
 
@@ -36,17 +40,6 @@ class CommitUnknown(ClaimLost):
     ``lost`` holds them with any others whose claims stand no more. Of those in ``undecided`` it is unknown whether
     this call, or this block of ``take()``, wrote them; either way they are not the caller's any more.
     """
-
-    def __init__(
-        self,
-        lost: Sequence[Any],
-        written: Sequence[Any] = (),
-        undecided: Sequence[Any] = (),
-        *,
-        reason: str = "",
-    ) -> None:
-        super().__init__(lost, written, reason=reason)
-        self.undecided = list(undecided)
 
     def __str__(self) -> str:
         others = [row for row in self.lost if all(row is not one for one in self.undecided)]
