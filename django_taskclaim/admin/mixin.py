@@ -163,24 +163,19 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         return fields if self.fields else [name for name in fields if name not in ours]
 
     def render_change_form(
-        self,
-        request: HttpRequest,
-        context: Any,
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Any = None,
+        self, request: HttpRequest, context: Any, *args: Any, **options: Any
     ) -> Any:
-        response: Any = super().render_change_form(request, context, add, change, form_url, obj)
-        if obj is None:
+        response: Any = super().render_change_form(request, context, *args, **options)
+        row = context.get("original")
+        if row is None:
             return response
         response.context_data |= {
-            "claim": facts_of(obj),
-            "claim_summary": summary(facts_of(obj), all_of_it=True),
-            "claim_buttons": list(self.claim_row_buttons(request, obj)),
-            "claim_steps": list(steps_of(obj, alias_of(self.get_queryset(request)))),
-            "claim_source": source_key_text(obj),
-            "claim_range": obj if has_ranges(self.model) else None,
+            "claim": facts_of(row),
+            "claim_summary": summary(facts_of(row), all_of_it=True),
+            "claim_buttons": list(self.claim_row_buttons(request, row)),
+            "claim_steps": list(steps_of(row, alias_of(self.get_queryset(request)))),
+            "claim_source": source_key_text(row),
+            "claim_range": row if has_ranges(self.model) else None,
         }
         return extended(response, "change_form.html")
 
@@ -201,5 +196,5 @@ def raw_names(model: type[models.Model]) -> list[str]:
 def takes_source(model: type[models.Model]) -> bool:
     """Say whether a form can fill in the link of a companion to its source; a copied key has no form field."""
     # A wrong link is for ``manage.py check`` to tell.
-    links = [field for field in model._meta.fields if is_companion(model) and field.name == LINK]
-    return any(isinstance(link, models.ForeignKey) and link.editable for link in links)
+    link = next((field for field in model._meta.fields if field.name == LINK), None)
+    return is_companion(model) and isinstance(link, models.ForeignKey) and link.editable
