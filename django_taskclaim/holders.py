@@ -1,4 +1,4 @@
-"""Users of the site who hold rows: the name of a holder for a user, and the user for a name."""
+"""Users of the site who hold rows: the name of a holder for a user, and the name of a holder as people speak of it."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,34 +21,26 @@ def holder_of(user: Any) -> str:
     return f"{PREFIX}{user.pk}"
 
 
-def user_of(holder: str | None) -> object:
-    """Return the user whom a holder's name means, None where it means none."""
-    if not (holder or "").startswith(PREFIX) or not apps.is_installed("django.contrib.auth"):
-        return None
-    users = get_user_model()._default_manager
-    try:
-        user = users.filter(pk=(holder or "").removeprefix(PREFIX)).first()
-    except (ValidationError, ValueError):
-        return None
-    # "user:017" spells the same key and is another name.
-    return user if user is not None and holder_of(user) == holder else None
-
-
 def names_of(holders: Iterable[str]) -> dict[str, str]:
     """Return ``name_of`` for each of the holders; their users are read together."""
     names = {one: one.partition(WORKER_MARK)[0] for one in holders}
-    keys = [one.removeprefix(PREFIX) for one in names if one.startswith(PREFIX)]
-    if keys and apps.is_installed("django.contrib.auth"):
-        with suppress(ValidationError, ValueError):
-            for user in get_user_model()._default_manager.filter(pk__in=keys):
-                names[holder_of(user)] = name_of(None, user)
+    keys = list[str]()
+    if apps.is_installed("django.contrib.auth"):
+        for one in names:
+            # Whoever calls verbs may have a name that means no user.
+            with suppress(ValidationError, ValueError):
+                if one.startswith(PREFIX):
+                    keys.append(get_user_model()._meta.pk.to_python(one.removeprefix(PREFIX)))
+    for user in get_user_model()._default_manager.filter(pk__in=keys) if keys else ():
+        # "user:017" spells the same key and is another name.
+        if holder_of(user) in names:
+            names[holder_of(user)] = name_of(None, user)
     return names
 
 
 def name_of(holder: str | None, user: Any = None) -> str:
     """Return a holder as people speak of it: a user's full or login name, the worker's own part of its id."""
-    user = user or user_of(holder)
-    if user is not None:
-        full_name = getattr(user, "get_full_name", str)
-        return full_name() or str(user.get_username())
-    return (holder or "").partition(WORKER_MARK)[0]
+    if user is None:
+        return names_of([holder or ""])[holder or ""]
+    full_name = getattr(user, "get_full_name", str)
+    return full_name() or str(user.get_username())

@@ -3,9 +3,8 @@
 The columns of a row are read by their roles, and seen at one moment of the database's clock.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, models
@@ -17,7 +16,7 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.control.reading import history
 from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
-from django_taskclaim.holders import name_of, names_of
+from django_taskclaim.holders import names_of
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.scope import is_running
@@ -44,25 +43,27 @@ STATES: Mapping[str, Any] = {
 FACTS = "_taskclaim_facts"
 
 
-def look_at(rows: Iterable[models.Model], alias: str) -> None:
-    """Read the claim columns of all rows of a page at one moment of the database's clock."""
-    now, name = database_time(alias), cache(name_of)
-    for row in rows:
-        row.__dict__[FACTS] = RowFacts(row, now, name)
+def look_at(rows: Iterable[models.Model], now: datetime) -> list["RowFacts"]:
+    """Read the claim columns of all rows of a page as they are *now*, by the database's clock."""
+    seen = list(rows)
+    found = [RowFacts(row, now) for row in seen]
+    names = names_of(facts.holder for facts in found)
+    for row, facts in zip(seen, found, strict=True):
+        facts.holder_name = names[facts.holder]
+        row.__dict__[FACTS] = facts
+    return found
 
 
 def longest_running(rows: models.QuerySet[Any], now: datetime, most: int) -> list["RowFacts"]:
     """Return those of *rows* that run, the longest claimed first."""
     columns = claim_columns(rows.model)
-    found = list(rows.filter(is_running(columns)).order_by(columns.claimed_at.name)[:most])
-    names = names_of(getattr(row, columns.claimed_by.attname) for row in found)
-    return [RowFacts(row, now, names.__getitem__) for row in found]
+    return look_at(rows.filter(is_running(columns)).order_by(columns.claimed_at.name)[:most], now)
 
 
 def facts_of(row: models.Model) -> "RowFacts":
     """Return the facts of a row, also of one that no page has looked at."""
     if FACTS not in row.__dict__:
-        look_at([row], row._state.db or DEFAULT_DB_ALIAS)
+        look_at([row], database_time(row._state.db or DEFAULT_DB_ALIAS))
     facts: RowFacts = row.__dict__[FACTS]
     return facts
 
@@ -70,7 +71,7 @@ def facts_of(row: models.Model) -> "RowFacts":
 class RowFacts:
     """The claim columns of a row as they are read; those that its model does not have are None, or an empty text."""
 
-    def __init__(self, row: models.Model, now: datetime, name: Callable[[str], str]) -> None:
+    def __init__(self, row: models.Model, now: datetime) -> None:
         columns = claim_columns(type(row))
 
         def read(role: str) -> Any:
@@ -84,7 +85,7 @@ class RowFacts:
         self.is_held = self.status == Status.PROCESSING
         #: As it is stored, and as people read it.
         self.holder: str = read("claimed_by") or ""
-        self.holder_name = name(self.holder)
+        self.holder_name = self.holder
         self.iteration: int = read("iteration")
         self.claimed_at: datetime | None = read("claimed_at")
         self.expires_at: datetime | None = read("expires_at")

@@ -26,6 +26,7 @@ from django_taskclaim.columns import (
     source_key_text,
 )
 from django_taskclaim.limits import stops_of
+from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.states import Status
 from django_taskclaim.switch import describe_pause
 
@@ -129,7 +130,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
             return response
         changes = context["cl"]
         alias = alias_of(changes.queryset)
-        look_at(changes.result_list, alias)
+        look_at(changes.result_list, database_time(alias))
         query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()})
         for row in changes.result_list:
             # Nothing is made for a complete row; its page has what asks for a tick.
