@@ -27,7 +27,7 @@ def names_of(holders: Iterable[str]) -> dict[str, str]:
     keys = list[str]()
     if apps.is_installed("django.contrib.auth"):
         for one in names:
-            # Whoever calls verbs may have a name that means no user.
+            # A caller of verbs may have a name that means no user.
             with suppress(ValidationError, ValueError):
                 if one.startswith(PREFIX):
                     keys.append(get_user_model()._meta.pk.to_python(one.removeprefix(PREFIX)))
