@@ -60,13 +60,17 @@ def test_processes_add_up_and_gaps_are_shown(now: datetime) -> None:
     assert sum(slot.counts["done"] for slot in throughput(DAY)) == 180
 
 
-def test_a_chart_has_marks_where_people_acted(now: datetime) -> None:
+def test_a_chart_has_room_for_the_minute_that_goes_on_and_marks_where_people_acted(
+    now: datetime,
+) -> None:
     minute(now, 5, done=60)
+    minute(now, 0, done=9000)
     record_action(Photo, "pause", by="ada", reason="deploy")
     record_action(Photo, "reset", rows=5, by="bob")
     record_action(Photo, "export", by="bob")
     found = chart(throughput(HOUR), acts(Photo, using="default"))
     assert [mark.act.act for mark in found.marks] == ["pause", "reset"]
+    assert found.top == max(slot.rate for slot in found.slots) > found.average == 1.0
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")

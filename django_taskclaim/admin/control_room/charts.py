@@ -58,9 +58,9 @@ class Chart(NamedTuple):
 def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
     """Return what there is to draw, with marks for some of the *acts*, which come newest first."""
     worked = [slot for slot in reversed(slots) if slot.tries]
+    rates = [slot.rate for slot in worked] or [0.0]
     # The last slot is not over yet, so its rate means little.
-    rates = [slot.rate for slot in worked if slot is not slots[-1]]
-    rates = rates or [slot.rate for slot in worked] or [0.0]
+    over = [slot.rate for slot in worked if slot is not slots[-1]]
     begins = slots[0].at
     span = (slots[1].at - begins) * len(slots)
     marks = [Mark(act, round(100 * ((as_utc(act.at) - begins) / span), 2)) for act in acts]
@@ -68,7 +68,7 @@ def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
         slots,
         worked,
         top=max(rates),
-        average=fmean(rates),
+        average=fmean(over or rates),
         median=median_high([slot.p50 for slot in worked if slot.p50] or [0.0]),
         slowest=max((slot.p95 or 0.0 for slot in worked), default=0.0),
         marks=[one for one in reversed(marks) if one.act.act in MARKED and 0 <= one.place < 100],
