@@ -10,7 +10,6 @@ class ControlConfig(AppConfig):
     name = "django_taskclaim.control"
     label = "taskclaim_control"
     verbose_name = _("Control of task claims")
-    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         from django_taskclaim import worker

@@ -26,6 +26,7 @@ def is_on(using: str) -> bool:
 class OperatorAct(models.Model):
     """What a person did to rows, or to a model as a whole, from the admin or from a shell."""
 
+    id = models.BigAutoField(primary_key=True)
     at = MomentField()
     model = models.CharField(max_length=200)
     act = models.CharField(max_length=50)
@@ -41,7 +42,7 @@ class OperatorAct(models.Model):
         default_permissions = ("view",)
         permissions = [
             ("view_control", "Can look at the control page"),
-            ("operate", "Can pause, resume, reset and release, and give commands to workers"),
+            ("operate", "Can pause, resume, reset and release, and command workers"),
             ("configure", "Can change settings that override handlers"),
         ]
         verbose_name = _("operator's act")
@@ -81,6 +82,7 @@ class ThroughputMinute(models.Model):
 class ClaimEvent(models.Model):
     """One thing that happened to one row: a failure, or of models that ``TASKCLAIM["HISTORY"]`` names anything."""
 
+    id = models.BigAutoField(primary_key=True)
     model = models.CharField(max_length=200)
     key = HolderField(max_length=255)
     #: claimed, lost, released, expired, completed, retried, failed, handed over, or an operator's act.

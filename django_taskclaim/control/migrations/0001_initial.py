@@ -14,12 +14,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="ClaimEvent",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("model", models.CharField(max_length=200)),
                 ("key", django_taskclaim.fields.HolderField(max_length=255)),
                 ("event", models.CharField(max_length=20)),
@@ -39,12 +34,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="OperatorAct",
             fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("at", django_taskclaim.fields.MomentField()),
                 ("model", models.CharField(max_length=200)),
                 ("act", models.CharField(max_length=50)),
@@ -59,10 +49,7 @@ class Migration(migrations.Migration):
                 "db_table": "taskclaim_operatoract",
                 "permissions": [
                     ("view_control", "Can look at the control page"),
-                    (
-                        "operate",
-                        "Can pause, resume, reset and release, and give commands to workers",
-                    ),
+                    ("operate", "Can pause, resume, reset and release, and command workers"),
                     ("configure", "Can change settings that override handlers"),
                 ],
                 "default_permissions": ("view",),
