@@ -22,8 +22,7 @@ from django.db.models import CASCADE
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import PRUNE
 from django_taskclaim.formatting import format_duration, listed
-from django_taskclaim.management.base import Model, UsageError, duration
-from django_taskclaim.management.rows import RowsCommand
+from django_taskclaim.management.base import Model, RowsCommand, UsageError, duration
 from django_taskclaim.querysets.operating import Prune
 from django_taskclaim.querysets.scope import ClaimTarget
 

@@ -19,8 +19,7 @@ from typing import Any
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import LOSE, NAMED, RESET, RESUME_ROWS
-from django_taskclaim.management.base import UsageError
-from django_taskclaim.management.rows import RowsCommand
+from django_taskclaim.management.base import RowsCommand, UsageError
 from django_taskclaim.querysets.scope import in_state
 from django_taskclaim.states import Status
 
