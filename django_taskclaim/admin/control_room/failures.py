@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db import connections, models
+from django.db import connections
 from django.utils.translation import gettext as _
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.monitoring.errors import LENGTH, TriedRow, backwards, tried_rows
 from django_taskclaim.monitoring.server import server_for
-from django_taskclaim.states import Status
+from django_taskclaim.querysets import ClaimQuerySet
 
-Rows = models.QuerySet[Any]
+Rows = ClaimQuerySet[Any]
 
 #: So many failed rows are looked at for the page.
 MOST = 2_000
@@ -137,7 +137,7 @@ def latest(rows: Rows, most: int) -> list[TriedRow]:
     never waited, the last keys.
     """
     behind = backwards(claim_columns(rows.model))
-    return list(tried_rows(_failed(rows).order_by(*behind), most))
+    return list(tried_rows(rows.failed().order_by(*behind), most))
 
 
 def sample(rows: Rows, now: datetime) -> Sample:
@@ -163,7 +163,7 @@ def keys_like(rows: Rows, group: Group, size: int) -> Iterator[list[Any]]:
         rows = rows.filter(**{columns.error_class.name: group.error})
     if columns.last_error is not None and (begins := _SIGNS.split(group.message)[0]):
         rows = rows.filter(**{f"{columns.last_error.name}__contains": begins})
-    left = _failed(rows).order_by("pk")
+    left = rows.failed().order_by("pk")
     while True:
         with server_for(connections[rows.db]).bounded(READING_LIMIT):
             part = list(tried_rows(left, size))
@@ -171,11 +171,6 @@ def keys_like(rows: Rows, group: Group, size: int) -> Iterator[list[Any]]:
             return
         yield [failure.key for failure in part if group_of(failure) == group.id]
         left = left.filter(pk__gt=part[-1].key)
-
-
-def _failed(rows: Rows) -> Rows:
-    """Return the failed ones of *rows*, in no order."""
-    return rows.filter(**{claim_columns(rows.model).status.name: Status.FAILED}).order_by()
 
 
 # A file for a spreadsheet

@@ -43,12 +43,14 @@ class ReasonForm(forms.Form):
 class PauseForm(ReasonForm):
     """Why, and for how long."""
 
-    until = forms.ChoiceField(label=_("How long"), choices=UNTIL, required=False)
-
-    def clean_until(self) -> timedelta | None:
-        """Return how long the pause lasts; None until somebody resumes."""
-        until = self.cleaned_data["until"]
-        return timedelta(seconds=float(until)) if until else None
+    #: As a duration; None until somebody resumes.
+    until = forms.TypedChoiceField(
+        label=_("How long"),
+        choices=UNTIL,
+        required=False,
+        coerce=lambda seconds: timedelta(seconds=float(seconds)),
+        empty_value=None,
+    )
 
 
 class RetryForm(ReasonForm):

@@ -1,7 +1,7 @@
 """What a page shows, read under one time limit, the most important first, and made into what its templates need."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -24,14 +24,14 @@ from django_taskclaim.admin.display import STATES, RowFacts, longest_running
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.control import reading
 from django_taskclaim.control.actions import WORKER_COMMANDS
-from django_taskclaim.control.models import OperatorAct, is_on
+from django_taskclaim.control.models import OperatorAct, ThroughputMinute, is_on
 from django_taskclaim.control.reading import DAY, HOUR
 from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.overview import Holder, Overview, overview, overviews
 from django_taskclaim.monitoring.server import in_time
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
-from django_taskclaim.querysets import Progress
+from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.ranges import RowCounts, row_counts
 from django_taskclaim.states import Status
 from django_taskclaim.switch import describe_pause
@@ -47,7 +47,7 @@ WIDTH, LEAST = 1000.0, 4.0
 #: Everybody who looks at a page within so many seconds sees the same snapshot of it.
 SHARED_FOR = 2.0
 
-Rows = models.QuerySet[Any]
+Rows = ClaimQuerySet[Any]
 T = TypeVar("T")
 
 
@@ -82,12 +82,16 @@ def shared(request: HttpRequest, page: Hashable, read: Callable[[], T]) -> T:
 
 @dataclass
 class Snapshot:
-    """What was read for the page of one model; None is what was not read in time, or is not there."""
+    """What was read of one model; None is what was not read in time, or is not there."""
 
     as_of: datetime
     #: Whether the time was up before everything was read.
     is_late: bool = False
     seen: Overview | None = None
+    #: Minute by minute, and rows a second of each living process, where they are written down.
+    hour: list[reading.Slot] = field(default_factory=list)
+    rates: dict[str, float] = field(default_factory=dict)
+    # On the page of the model alone
     findings: list[CheckMessage] | None = None
     ranges: RowCounts | None = None
     failed: failures.Sample | None = None
@@ -95,8 +99,6 @@ class Snapshot:
     running: list[RowFacts] | None = None
     chart: Chart | None = None
     forecast: str = ""
-    #: Rows a second of each living process, where they are written down.
-    rates: dict[str, float] = field(default_factory=dict)
     acts: list[OperatorAct] | None = None
 
     def read(self, model: type[models.Model], alias: str, rows: Rows, span: timedelta) -> bool:
@@ -109,14 +111,19 @@ class Snapshot:
         self.running = longest_running(rows, seen.now, RUNNING)
         if is_on(alias):
             minutes = reading.minutes(model, using=alias, since=seen.now - max(span, DAY))
-            self.rates = reading.rates(minutes, seen.living, seen.now)
+            self.take(seen, minutes)
             self.acts = reading.acts(model, using=alias, limit=ACTS)
             known = reading.known_failures(model, using=alias)
             for group in self.failed.groups:
                 group.known = known.get(group.id)
-            shown, hour, day = (reading.slots(minutes, seen.now, one) for one in (span, HOUR, DAY))
-            self.chart, self.forecast = chart(shown, self.acts), forecast(seen, hour, day)
+            self.chart = chart(reading.slots(minutes, seen.now, span), self.acts)
+            self.forecast = forecast(seen, self.hour, reading.slots(minutes, seen.now, DAY))
         return True
+
+    def take(self, seen: Overview, minutes: Sequence[ThroughputMinute]) -> None:
+        """Keep how fast the model is."""
+        self.hour = reading.slots(minutes, seen.now, HOUR)
+        self.rates = reading.rates(minutes, seen.living, seen.now)
 
 
 def snapshot_of(model: type[models.Model], alias: str, rows: Rows, span: timedelta) -> Snapshot:
@@ -126,38 +133,29 @@ def snapshot_of(model: type[models.Model], alias: str, rows: Rows, span: timedel
     return found
 
 
-@dataclass
-class Cards:
-    """What was read for the overview; a model is missing whose database did not answer in time."""
-
-    as_of: datetime
-    known: dict[type[models.Model], Overview] = field(default_factory=dict)
-    #: Rows a second, of the minutes of the last hour and now, where they are written down.
-    hours: dict[type[models.Model], list[float]] = field(default_factory=dict)
-    rates: dict[type[models.Model], float] = field(default_factory=dict)
-    is_late: bool = False
-
-    def read(self, of: list[type[models.Model]], alias: str) -> bool:
-        """Read the models of one database."""
-        for seen in overviews(of, alias):
-            self.known[seen.model] = seen
-        if is_on(alias):
-            written = reading.minutes(*of, using=alias, since=seen.now - HOUR)
-            for model in of:
-                mine = [one for one in written if one.model == scope_of(model)]
-                self.hours[model] = [s.rate for s in reading.slots(mine, seen.now, HOUR)]
-                rates = reading.rates(mine, self.known[model].living, seen.now)
-                self.rates[model] = sum(rates.values())
-        return True
-
-
-def read_cards(places: Sequence[tuple[type[models.Model], str]]) -> Cards:
+def read_cards(
+    places: Sequence[tuple[type[models.Model], str]],
+) -> dict[type[models.Model], Snapshot]:
     """Return as much of models, each on its database, as the databases tell in time."""
-    found = Cards(timezone.now())
-    for alias in {place for model, place in places}:
-        there = [model for model, place in places if place == alias]
-        found.is_late |= not in_time(alias, partial(found.read, there, alias))
+    found = {model: Snapshot(timezone.now()) for model, alias in places}
+    for alias in set(dict(places).values()):
+        there = {model: one for model, one in found.items() if (model, alias) in places}
+        is_late = not in_time(alias, partial(_read_cards, there, alias))
+        for one in there.values():
+            one.is_late = is_late
     return found
+
+
+def _read_cards(found: Mapping[type[models.Model], Snapshot], alias: str) -> bool:
+    """Read what the overview shows of the models of one database."""
+    for seen in overviews([*found], alias):
+        found[seen.model].seen = seen
+    if is_on(alias):
+        written = reading.minutes(*found, using=alias, since=seen.now - HOUR)
+        for model, one in found.items():
+            if one.seen:
+                one.take(one.seen, [row for row in written if row.model == scope_of(model)])
+    return True
 
 
 # Whether claims flow, and if not, who or what stopped them

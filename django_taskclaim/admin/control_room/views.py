@@ -46,15 +46,13 @@ from django_taskclaim.control.reading import HOUR
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
 from django_taskclaim.holders import holder_of
-from django_taskclaim.monitoring.overview import Overview, workers
+from django_taskclaim.monitoring.overview import workers
 from django_taskclaim.monitoring.server import in_time
+from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import claimable_models
 from django_taskclaim.templatetags.taskclaim import moment, number
 
 TEMPLATES = "admin/taskclaim/control_room"
-
-#: Milliseconds between two refreshes.
-EVERY = 2500
 
 
 class OverviewPage:
@@ -124,7 +122,6 @@ class OverviewPage:
             "crumbs": self.crumbs,
             "crumbs_are_listed": django.VERSION >= (6, 1),
             "title": self.title,
-            "every": EVERY,
             "here": self.url(),
             "query": request.GET.urlencode(),
             **facts,
@@ -149,20 +146,17 @@ class OverviewPage:
         # Those who may see the same models share what was read of them.
         places = tuple((page.model, page.alias) for page in pages)
         found = snapshot.shared(request, places, partial(snapshot.read_cards, places))
-        cards = []
-        for page in pages:
-            hour, rate = found.hours.get(page.model, []), found.rates.get(page.model)
-            line = page.line(found.known.get(page.model))
-            cards.append(line | {"hour": hour, "top": max(hour, default=0), "rate": rate})
+        cards = [page.line(found[page.model]) for page in pages]
         return {
             # The worst first; those that are alike stay in the order of their names.
             "models": sorted(cards, key=lambda card: card["trouble"]),
             "may_operate_all": self.may("operate", request),
             "all_are_paused": any(
-                one.pause and one.pause.is_for_all for one in found.known.values()
+                card["seen"] and card["seen"].pause and card["seen"].pause.is_for_all
+                for card in cards
             ),
-            "as_of": found.as_of,
-            "is_late": found.is_late,
+            "as_of": min(one.as_of for one in found.values()),
+            "is_late": any(one.is_late for one in found.values()),
         }
 
     # What a person can do
@@ -250,17 +244,17 @@ class ModelPage(OverviewPage):
             return [Crumb(capfirst(self.name), list_url), Crumb(overview.title, self.url())]
         return [overview, Crumb(capfirst(self.name), self.url())]
 
-    def rows(self, request: HttpRequest) -> "models.QuerySet[Any]":
+    def rows(self, request: HttpRequest) -> ClaimQuerySet[Any]:
         """Return the rows that the user may see one by one; counts are of all of them."""
-        if self.model_admin is not None:
-            rows: models.QuerySet[Any] = self.model_admin.get_queryset(request).using(self.alias)
-            return rows
-        return models.QuerySet(self.model, using=self.alias)
+        of_admin = self.model_admin and self.model_admin.get_queryset(request)
+        rows = models.QuerySet(self.model) if of_admin is None else of_admin
+        return claims_of(rows.using(self.alias))
 
     # What it shows
 
-    def line(self, seen: Overview | None) -> dict[str, Any]:
+    def line(self, known: snapshot.Snapshot) -> dict[str, Any]:
         """Return what the overview shows of the model."""
+        seen, hour = known.seen, [slot.rate for slot in known.hour]
         return {
             "page": self,
             "state": snapshot.state_of(seen),
@@ -269,6 +263,9 @@ class ModelPage(OverviewPage):
             "segments": snapshot.segments(seen.progress) if seen else [],
             "outcome": snapshot.outcome(self.model),
             "silent": len(seen.workers) - len(seen.living) if seen else 0,
+            "hour": hour,
+            "top": max(hour, default=0.0),
+            "rate": sum(known.rates.values()),
         }
 
     def facts(self, request: HttpRequest, form: forms.SettingsForm | None = None) -> dict[str, Any]:
@@ -289,7 +286,7 @@ class ModelPage(OverviewPage):
         meta, has_filters = self.model._meta, isinstance(self.model_admin, ClaimActions)
         return {
             **vars(known),
-            **self.line(seen),
+            **self.line(known),
             "overview_url": super().url(),
             "list_url": self.admin_url("changelist") if has_filters else "",
             "may_operate": self.may("operate", request),
@@ -361,7 +358,7 @@ class ModelPage(OverviewPage):
 
     def retry(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then reset failed rows of the group: all, or the ten that failed last."""
-        rows, wanted = claims_of(self.rows(request)), request.GET.get("group", "")
+        rows, wanted = self.rows(request), request.GET.get("group", "")
         read = partial(failures.sample, rows, timezone.now())
         failed = in_time(self.alias, read)
         group = next((one for one in failed.groups if one.id == wanted), None) if failed else None
