@@ -44,6 +44,7 @@ from django_taskclaim.control.commands import models_of, rows_held_by, send_comm
 from django_taskclaim.control.models import is_on
 from django_taskclaim.control.reading import HOUR
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import first_line
 from django_taskclaim.holders import holder_of
 from django_taskclaim.monitoring.overview import workers
@@ -359,7 +360,7 @@ class ModelPage(OverviewPage):
     def retry(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then reset failed rows of the group: all, or the ten that failed last."""
         rows, wanted = self.rows(request), request.GET.get("group", "")
-        read = partial(failures.sample, rows, timezone.now())
+        read = partial(failures.sample, rows, as_utc(timezone.now()))
         failed = in_time(self.alias, read)
         group = next((one for one in failed.groups if one.id == wanted), None) if failed else None
         if failed is None or group is None:
