@@ -4,8 +4,7 @@ Names are quoted as Django quotes them and every statement is sent with paramete
 it means in Django's own statements.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -14,7 +13,6 @@ from django.conf import settings
 from django.core.exceptions import EmptyResultSet, FullResultSet
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models.expressions import Col
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, unlinked
 from django_taskclaim.fields import AnyField, MomentField, moment_reader
@@ -29,8 +27,6 @@ Rows: TypeAlias = "models.QuerySet[Any]"
 #: The values of one row, in the order of the columns asked for: as the driver gives them, and as Python shows them.
 Raw: TypeAlias = tuple[Any, ...]
 Row: TypeAlias = list[Any]
-
-Convert = Callable[[Any], Any]
 
 #: Stands for all transactions that wait for the second phase of their commit: they cannot be told apart.
 PREPARED = "prepared"
@@ -133,8 +129,8 @@ class KeyTable:
     def __init__(self, columns: KeyColumns, connection: BaseDatabaseWrapper) -> None:
         self.columns = columns
         self.connection = connection
-        #: Django's converters, by the fields of the rows.
-        self._converters: dict[Hashable, dict[int, Convert]] = {}
+        #: By the fields of the rows: Django's converters, where the moments are, and what reads these.
+        self._converters: dict[Hashable, Any] = {}
         self.name = connection.ops.quote_name(columns.owner._meta.db_table)
         self.key = [self.column(field) for field in columns.key]
         self.key_list = self.list_of(columns.key)
@@ -250,18 +246,23 @@ class KeyTable:
         # The converters of moments follow the settings. Ids are used because hashing a field takes longer.
         kind = (*map(id, fields), settings.USE_TZ, settings.TIME_ZONE)
         if kind not in self._converters:
-            self._converters[kind] = self._converters_of(fields)
-        return converted(raw, self._converters[kind])
-
-    def _converters_of(self, fields: Fields) -> dict[int, Convert]:
-        compiler = models.sql.Query(self.columns.owner).get_compiler(connection=self.connection)
-        found = compiler.get_converters([field.get_col(self.name) for field in fields])
-        passed: dict[int, Convert] = {
-            place: partial(_through, functions, column, self.connection)
-            for place, (functions, column) in found.items()
-        }
-        moments = [place for place, field in enumerate(fields) if type(field) is MomentField]
-        return passed | dict.fromkeys(moments, moment_reader(self.connection))
+            compiler = models.sql.Query(self.columns.owner).get_compiler(connection=self.connection)
+            others = compiler.get_converters([field.get_col(self.name) for field in fields])
+            moments = [place for place, field in enumerate(fields) if type(field) is MomentField]
+            for place in moments:
+                others.pop(place, None)
+            convert = partial(compiler.apply_converters, converters=others) if others else None
+            self._converters[kind] = convert, moments, moment_reader(self.connection)
+        convert, moments, read = self._converters[kind]
+        rows = [list(row) for row in raw] if convert is None else list(convert(raw))
+        for place in moments:
+            # A moment that is the same in row after row, as those of one claim are, is read once.
+            given = shown = None
+            for row in rows:
+                if row[place] != given:
+                    given, shown = row[place], read(row[place])
+                row[place] = shown
+        return rows
 
     def python_keys(self, raw: Iterable[Raw]) -> list[Key]:
         """Turn returned key columns into keys: plain values, tuples for composite keys."""
@@ -310,31 +311,3 @@ class Table(KeyTable):
             f"{self.status} = '{Status.PROCESSING.value}' AND {self.holder} = %s AND {self.iteration} = %s",
             (token.holder, token.iteration),
         )
-
-
-def _through(
-    functions: Iterable[Any], column: Col, connection: BaseDatabaseWrapper, given: Any
-) -> Any:
-    """Pass a value through Django's converters for its column."""
-    for function in functions:
-        given = function(given, column, connection)
-    return given
-
-
-def converted(raw: Iterable[Raw], converters: Mapping[int, Convert]) -> list[Row]:
-    """Return the rows with the columns at these places converted.
-
-    A moment that is the same in row after row, as those of one claim are, is converted once.
-    """
-    rows = [list(row) for row in raw]
-    for place, convert in converters.items() if rows else ():
-        given: Any = None
-        shown: Any = None
-        may_be_shared = False
-        for row in rows:
-            one = row[place]
-            if not may_be_shared or one != given:
-                given, shown = one, convert(one)
-                may_be_shared = shown is None or type(shown) is datetime
-            row[place] = shown
-    return rows
