@@ -175,11 +175,6 @@ class State(NamedTuple):
 KINDS = ("unknown", "throttled", "ready", "paused", "pausing", "running", "idle", "done")
 
 
-def trouble_of(seen: Overview | None) -> tuple[int, int]:
-    """Return what sorts models, those in trouble first."""
-    return KINDS.index(state_of(seen).kind), -seen.progress.failed if seen else 0
-
-
 def state_of(seen: Overview | None) -> State:
     """Return the state of a model's claims; None means that it was not read."""
     if seen is None:
@@ -236,12 +231,6 @@ def segments(progress: Progress) -> list[Segment]:
         found.append(Segment(status, STATES[status], counts[status], x, width))
         x += width
     return found
-
-
-def outcome(model: type[models.Model]) -> str:
-    """Say what becomes of rows that are done where they cannot be counted: a page then shows what is left."""
-    note = policy_for(model).completion.note
-    return _(note) if note else ""
 
 
 # The worker processes

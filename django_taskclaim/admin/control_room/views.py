@@ -49,6 +49,7 @@ from django_taskclaim.formatting import first_line
 from django_taskclaim.holders import holder_of
 from django_taskclaim.monitoring.overview import workers
 from django_taskclaim.monitoring.server import in_time
+from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import claimable_models
 from django_taskclaim.templatetags.taskclaim import moment, number
@@ -240,10 +241,7 @@ class ModelPage(OverviewPage):
 
     @property
     def crumbs(self) -> list[Crumb]:
-        overview, list_url = OverviewPage(self.site).crumbs[0], self.admin_url("changelist")
-        if list_url:
-            return [Crumb(capfirst(self.name), list_url), Crumb(overview.title, self.url())]
-        return [overview, Crumb(capfirst(self.name), self.url())]
+        return [*OverviewPage(self.site).crumbs, Crumb(capfirst(self.name), self.url())]
 
     def rows(self, request: HttpRequest) -> ClaimQuerySet[Any]:
         """Return the rows that the user may see one by one; counts are of all of them."""
@@ -256,13 +254,16 @@ class ModelPage(OverviewPage):
     def line(self, known: snapshot.Snapshot) -> dict[str, Any]:
         """Return what the overview shows of the model."""
         seen, hour = known.seen, [slot.rate for slot in known.hour]
+        state, note = snapshot.state_of(seen), policy_for(self.model).completion.note
         return {
             "page": self,
-            "state": snapshot.state_of(seen),
+            "state": state,
             "seen": seen,
-            "trouble": snapshot.trouble_of(seen),
+            # What sorts models, those in trouble first.
+            "trouble": (snapshot.KINDS.index(state.kind), -seen.progress.failed if seen else 0),
             "segments": snapshot.segments(seen.progress) if seen else [],
-            "outcome": snapshot.outcome(self.model),
+            # What becomes of rows that are done where they cannot be counted: pages then show what is left.
+            "outcome": _(note) if note else "",
             "silent": len(seen.workers) - len(seen.living) if seen else 0,
             "hour": hour,
             "top": max(hour, default=0.0),
