@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from django.db import connections, models, transaction
+from django.db import DatabaseError, connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.deletion import ProtectedError, RestrictedError
 
@@ -107,8 +107,14 @@ def send_around(
 
     Where many are, this raises the error of the last one found, or ends. The next call leaves them out.
     """
-    found, nothing = 0, partial(write_nothing, target)
-    for outcome in bisect(keys, attempt, partial(may_be_of_a_row, target.alias, nothing)):
+
+    def is_of_a_row(error: Exception) -> bool:
+        # Any other error is of a receiver of the user's: the caller must hear of it.
+        nothing = partial(write_nothing, target)
+        return isinstance(error, DatabaseError) and may_be_of_a_row(target.alias, nothing, error)
+
+    found = 0
+    for outcome in bisect(keys, attempt, is_of_a_row):
         if not isinstance(outcome, Bad):
             yield outcome
             continue
@@ -202,4 +208,7 @@ def find_unreadable(
 
 def read_nothing(rows: "models.QuerySet[Any]") -> None:
     """Read none of *rows*."""
-    list(rows.extra(where=["1 = 0"]))
+    none = rows.extra(where=["1 = 0"])
+    # It would need a transaction.
+    none.query.select_for_update = False
+    list(none)

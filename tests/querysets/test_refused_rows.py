@@ -44,9 +44,10 @@ def test_a_claim_takes_all_others_and_names_the_row(way: str, strategy: str, cap
 
 
 def test_a_claim_of_one_row_gets_it_behind_several_that_are_refused() -> None:
+    """Also through a queryset that would lock its rows."""
     made = photos(8, *range(6))
     with refused(Photo):
-        assert keys(Photo.objects.claim_batch(1)) == made[6:7]
+        assert keys(Photo.objects.select_for_update().claim_batch(1)) == made[6:7]
 
 
 def test_inside_a_callers_transaction_the_claim_leaves_that_usable() -> None:
