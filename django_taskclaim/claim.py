@@ -110,12 +110,6 @@ class Claim:
         seconds = (lease or self.lease).total_seconds()
         self.local_deadline = max(self.local_deadline or 0.0, started + seconds)
 
-    def remaining(self) -> timedelta | None:
-        """Return how long the lease lasts by the clock of this process, None where that is not known."""
-        if self.local_deadline is None:
-            return None
-        return timedelta(seconds=max(0.0, self.local_deadline - clock()))
-
     def __getstate__(self) -> dict[str, object]:
         # No deadline: the clock of another process or boot says nothing about ours. And no end that is not committed:
         # nobody would tell the copy of a rollback.

@@ -152,7 +152,11 @@ class MomentField(ClaimColumn, models.DateTimeField):
             value = self.get_prep_value(value)
         if not isinstance(value, datetime):
             return value
-        return _stored_form(as_utc(value), connection.vendor)
+        moment = as_utc(value)
+        if connection.vendor == "postgresql":
+            return moment
+        digits = "milliseconds" if connection.vendor == "sqlite" else "microseconds"
+        return moment.replace(tzinfo=None).isoformat(" ", digits)
 
     def get_db_converters(self, connection: BaseDatabaseWrapper) -> list[Any]:
         converters = super().get_db_converters(connection)
@@ -189,10 +193,3 @@ def as_utc(value: datetime) -> datetime:
     if timezone.is_naive(value):
         value = timezone.make_aware(value, timezone.get_default_timezone())
     return value.astimezone(UTC)
-
-
-def _stored_form(value: datetime, vendor: str) -> object:
-    if vendor == "postgresql":
-        return value
-    naive = value.replace(tzinfo=None)
-    return naive.isoformat(" ", "milliseconds" if vendor == "sqlite" else "microseconds")

@@ -272,9 +272,7 @@ class KeyTable:
 
     def keys_of(self, rows: Sequence[Row]) -> list[Key]:
         """Return the keys of rows whose first columns are the key's."""
-        return (
-            [row[0] for row in rows] if len(self.key) == 1 else [self.key_of(row) for row in rows]
-        )
+        return [self.key_of(row) for row in rows]
 
     def key_of(self, row: Sequence[object]) -> Key:
         """Return the key of a row whose first columns are the key's."""

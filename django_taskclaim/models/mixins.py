@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_taskclaim import fields
 from django_taskclaim.awaitables import async_twin
-from django_taskclaim.claim import Claim, claim_of, remember, standing_claim
+from django_taskclaim.claim import Claim, claim_of, clock, remember, standing_claim
 from django_taskclaim.columns import (
     PLAIN_NAMES,
     PREFIXED_NAMES,
@@ -58,12 +58,12 @@ class ClaimHandle:
         claim = claim_of(self._row)
         if claim is None or claim.ended or claim.lost:
             return True
-        remaining = claim.remaining()
-        return remaining is not None and remaining <= timedelta(0)
+        return claim.local_deadline is not None and claim.local_deadline <= clock()
 
     def remaining(self) -> timedelta | None:
         """Return how long the lease lasts by this process's own clock; None where that was never known."""
-        return self._standing().remaining()
+        deadline = self._standing().local_deadline
+        return None if deadline is None else timedelta(seconds=max(0.0, deadline - clock()))
 
     def check(self) -> bool:
         """Ask the database whether the claim stands: True, or ClaimLost."""
