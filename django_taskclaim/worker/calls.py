@@ -41,12 +41,12 @@ class Calls:
         self._on_call = on_call
         self._looks = {handler.model: _Look() for handler in handlers}
         self._models: dict[str, list[type[Model]]] = {}
+        hears = can_hear(connections[options.using])
         for handler in handlers:
-            if handler.wake_up:
+            if hears and handler.wake_up:
                 table = claim_columns(handler.model).owner._meta.db_table
                 self._models.setdefault(table, []).append(handler.model)
         self._listener: Listener | None = None
-        self._hears = bool(self._models) and can_hear(connections[options.using])
 
     # Of the claimer
 
@@ -73,7 +73,7 @@ class Calls:
 
     def listen(self) -> bool:
         """See to it that this thread's session listens; True if the database was asked and has answered."""
-        if not self._hears:
+        if not self._models:
             return False
         connection = connections[self._options.using]
         if self._listener is not None and self._listener.still_on(connection):

@@ -223,10 +223,10 @@ class Claimer(WorkerThread):
         if not self.keeper.healthy(self.keeper.lease_of(handler)):
             # A lease that cannot be renewed is not worth taking.
             return not_yet
-        stops = self.keeper.stops.get(model)
-        if stops is None or self.service.stop_of(model):
+        if self.service.stop_of(model):
             # The service sees when that is over, and has this thread look at once.
             return poll
+        stops = self.keeper.stops[model]
         most = source.size.most(stops.own.batch_size, stops.own.lease)
         left = math.inf if self.options.max_rows is None else self.options.max_rows - self.claimed
         size = int(min(most, left, self.service.throttles.most(model)))

@@ -233,7 +233,7 @@ def run_child(
 
 def run_in_process(options: WorkerOptions) -> int:
     """Be the whole worker, without supervisor or child, and return the exit code; Django is set up already."""
-    with SignalPipe() as signals:
+    with contextlib.closing(SignalPipe()) as signals:
         code = Process(options).run(signals, lambda word: touch(options.health_file))
         # Nobody starts another process.
         return ExitCode.CUT_SHORT if code == ExitCode.RECYCLE else code

@@ -79,10 +79,8 @@ class SignalPipe:
             # Before any thread starts: a thread that has them blocked passes that on to every subprocess.
             self._blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
-    def __enter__(self) -> "SignalPipe":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Let signals do what they did before."""
         signal.set_wakeup_fd(-1)
         self._reader.close()
         self._writer.close()

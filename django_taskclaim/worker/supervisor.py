@@ -119,7 +119,7 @@ class Supervisor:
         """Work until the work is done or a signal says stop, and return the exit code."""
         # Some parents leave it ignored, and then the end of a child goes unnoticed.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        with SignalPipe() as signals:
+        with contextlib.closing(SignalPipe()) as signals:
             try:
                 # Its first turn hears a signal that came while the command parsed its options.
                 while self._turn(signals):
