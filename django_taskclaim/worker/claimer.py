@@ -69,7 +69,6 @@ class Claimer(WorkerThread):
         inflight.low = max((source.least for source in self.sources), default=1)
         #: Set when there is nothing more to take: drained, or the limits of rows or time are reached.
         self.finished = threading.Event()
-        self.last_turn = clock()
         self.claimed = 0
         #: By ``clock()``, until when the connection is taken to be there still.
         self._usable_until = 0.0
@@ -80,7 +79,7 @@ class Claimer(WorkerThread):
         failures = 0
         try:
             while not self._is_over():
-                self.last_turn = clock()
+                self.looks = 0
                 if self.attempt(WORK, self._turn) is None:
                     failures = 0
                 else:
@@ -134,7 +133,7 @@ class Claimer(WorkerThread):
     def _next_turn(self) -> float:
         """Return when, by ``clock()``, there is something to do."""
         # Asked again every few seconds while nothing is due for long, which is no hang.
-        self.last_turn = clock()
+        self.looks = 0
         if self._is_over() or (self._may_claim() and self._has_reached_a_limit()):
             return 0.0
         moments = [clock() + LONGEST_WAIT, self._next_write(), *map(self._look_at, self.sources)]

@@ -86,7 +86,6 @@ class Service(WorkerThread):
         #: What this thread waits for between two rounds.
         self.calls = Calls(options, handlers, inflight.wake)
         self.keeper = LeaseKeeper(options, handlers, inflight)
-        self.last_turn: float = clock()
         #: Rows done, failed and held, as last logged.
         self._logged = (0, 0, 0)
         self._reapers = [
@@ -135,17 +134,18 @@ class Service(WorkerThread):
         guard_connections(self.keeper.longest_lease, ours_alone=True)
         patience = self.keeper.renewal_interval() / 2
         for duty in self._duties:
-            if clock() < duty.due:
+            began = clock()
+            if began < duty.due:
                 continue
             self._guarded(duty.name, duty.job)
             duty.due = clock() + duty.every * random.uniform(0.75, 1.0)
-            if clock() - self.last_turn > patience:
+            if clock() - began > patience:
                 # The database was silent: leases first.
                 self._guarded("renewing leases", self.keeper.renew_when_due)
 
     def _guarded(self, what: str, job: Callable[[], bool | None]) -> None:
         """Do one duty; trouble with the database spoils no other duty and is remembered."""
-        self.last_turn = clock()
+        self.looks = 0
 
         def do() -> None:
             if job():

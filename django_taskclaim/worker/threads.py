@@ -1,9 +1,10 @@
 """What the threads of a worker process have in common."""
 
+import math
 import sys
 import threading
+import traceback
 from collections.abc import Callable
-from types import FrameType
 
 from django_taskclaim.connecting import drop_broken
 from django_taskclaim.worker.inflight import InFlight
@@ -27,11 +28,8 @@ class WorkerThread(threading.Thread):
         self.options, self.inflight = options, inflight
         #: Set by this thread once it is at work, and by others when it is to end.
         self.started, self.leaving = threading.Event(), threading.Event()
-        #: By ``clock()``, when this thread last began a part of its work; None where a part may take its time.
-        self.last_turn: float | None = None
-        #: What that was at the last look that saw it go on, and the looks since.
-        self._seen: float | None = None
-        self._looks = 0
+        #: How often it was looked at since it began a part of its work; never, where a part may take its time.
+        self.looks = -math.inf
 
     def leave(self) -> None:
         """Let it begin nothing more, and end once the work under way is done."""
@@ -56,19 +54,14 @@ class WorkerThread(threading.Thread):
         process that was replaced for that would be replaced again and again. No time is measured, for the whole process
         may have been frozen, or one thread may have had the GIL.
         """
-        turn = self.last_turn
-        self._looks += 1
-        if turn is None or turn != self._seen or _waits_for_database(self.ident):
-            self._seen, self._looks = turn, 0
-        return self._looks > HUNG_AFTER
+        waits = _waits_for_database(self.ident)
+        self.looks = min(self.looks, 0) if waits else self.looks + 1
+        return self.looks > HUNG_AFTER
 
 
 def _waits_for_database(thread: int | None) -> bool:
+    """Say whether a thread is in a module of DRIVERS, or in one of SOCKETS that was called there."""
     frame = sys._current_frames().get(thread or 0)
-    while frame is not None and _module(frame).startswith(SOCKETS):
-        frame = frame.f_back
-    return frame is not None and _module(frame).startswith(DRIVERS)
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
+    stack = () if frame is None else traceback.walk_stack(frame)
+    modules = (str(one.f_globals.get("__name__", "")) for one, _ in stack)
+    return next((name for name in modules if not name.startswith(SOCKETS)), "").startswith(DRIVERS)
