@@ -62,9 +62,9 @@ class Claimer(WorkerThread):
                 by_label[label].strays.append(Stray(holder, why, keys, batch))
         #: Whether a drain ended before the work did.
         self.leaves_work = False
-        sizes = {source.model: source.size for source in self.sources}
+        sources = {source.model: source for source in self.sources}
         self.writer = Writer(
-            options.using, inflight, service.counters, sizes, self.keeper.was_away_since
+            options.using, inflight, service.counters, sources, self.keeper.was_away_since
         )
         inflight.low = max((source.least for source in self.sources), default=1)
         #: Set when there is nothing more to take: drained, or the limits of rows or time are reached.
@@ -226,7 +226,7 @@ class Claimer(WorkerThread):
             # The service sees when that is over, and has this thread look at once.
             return poll
         stops = self.keeper.stops[model]
-        most = source.size.most(stops.own.batch_size, stops.own.lease)
+        most = source.most(stops.own.batch_size, stops.own.lease)
         left = math.inf if self.options.max_rows is None else self.options.max_rows - self.claimed
         size = int(min(most, left, self.service.throttles.most(model)))
         if size == 0:

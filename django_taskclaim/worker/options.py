@@ -1,6 +1,6 @@
 """What ``claimworker`` was asked for, in a form that travels to a child, and what follows from it.
 
-That is which rows a worker is for, ``--filter country=NZ`` and the like, and how many of them a claim asks for.
+That is which rows a worker is for, ``--filter country=NZ`` and the like.
 """
 
 from dataclasses import dataclass, field, replace
@@ -20,13 +20,6 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.handlers import Handler, handler_for
 
 HOW_TO_HANDLE = "write one with @handler(…) in the claims.py of an installed app, or give the model a process() method"
-
-#: The time that the rows of a claim take together, if no size is given: a process that dies holds back no more.
-TARGET = timedelta(seconds=1)
-#: The most rows of a claim if no size is given.
-LARGEST = 500
-#: What was known before has the weight of so many new rows.
-REMEMBERED = 50
 
 
 class ExitCode(IntEnum):
@@ -139,46 +132,3 @@ def _value(lookup: str, text: str) -> object:
     if last == "range" and len(parts) != 2:
         raise ValueError("a range has two ends, as in width__range=1,9")
     return parts
-
-
-# Sizes
-
-
-class BatchSize:
-    """The size of the next claim of one model's rows in one process, learnt from how long its rows took.
-
-    A size given by an override, the command line, the handler or the settings is the most, for rows of any duration.
-    Elsewhere the first claim asks for the default, and later ones for what TARGET suffices for. What a batch handler
-    takes says little of one row, so its size stays what it is.
-    """
-
-    def __init__(self, handler: Handler, threads: int) -> None:
-        self._handler = handler
-        #: Rows that are worked on side by side.
-        self._abreast = handler.concurrency if handler.is_async else threads
-        #: Seconds that one row takes; None before the first.
-        self._each: float | None = None
-
-    def note(self, rows: int, seconds: float) -> None:
-        """Note that so many rows were done in so many seconds, all together."""
-        new = seconds / rows
-        if self._each is None:
-            self._each = new
-        else:
-            self._each += (new - self._each) * rows / (rows + REMEMBERED)
-
-    def most(self, stored: int | None, lease: timedelta | None = None) -> int:
-        """Return how many rows to ask for, at least one; *stored* and *lease* are overrides."""
-        handler = self._handler
-        size = stored or handler.batch_size
-        if not self._each or handler.batch:
-            return size
-        is_given = bool(stored or handler.own_batch_size) or conf.is_given("BATCH_SIZE")
-        if not is_given and not handler.has_ranges:
-            size = min(LARGEST, self._within(TARGET))
-        return max(1, min(size, self._within((lease or handler.lease) / 3)))
-
-    def _within(self, time: timedelta) -> int:
-        """Return how many rows can be done in that time."""
-        assert self._each
-        return int(min(conf.MAX_BATCH_SIZE, time.total_seconds() * self._abreast / self._each))

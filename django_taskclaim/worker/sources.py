@@ -1,12 +1,13 @@
 """What a worker claims from: the rows of each model that it takes, the ranges that it plans, and what is left."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections
 from django.db.models import Q
 
+from django_taskclaim import conf
 from django_taskclaim.claim import carried_claim, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
@@ -23,7 +24,14 @@ from django_taskclaim.ranges.planning import end_of_source, open_more
 from django_taskclaim.states import Status
 from django_taskclaim.worker.batch import Batch, HeldRow, PutBack
 from django_taskclaim.worker.inflight import InFlight
-from django_taskclaim.worker.options import BatchSize, WorkerOptions
+from django_taskclaim.worker.options import WorkerOptions
+
+#: Seconds that the rows of a claim take together, if no size is given: a process that dies holds back no more.
+TARGET = 1.0
+#: The most rows of a claim if no size is given.
+LARGEST = 500
+#: What was known before has the weight of so many new rows.
+REMEMBERED = 50
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -45,16 +53,17 @@ class Source:
     def __init__(self, handler: Handler, options: WorkerOptions) -> None:
         self.handler, self.model = handler, handler.model
         self.options, self.using = options, options.using
-        self.size = BatchSize(handler, options.threads)
         self.cursor = Cursor()
         #: The limit of the whole fleet that kept its last claim from taking more.
         self.reached: LimitReached | None = None
         #: By ``clock()``, when to look for rows again.
         self.next_look = 0.0
+        #: Rows that are worked on side by side.
+        self._abreast = handler.concurrency if handler.is_async else options.threads
         #: So many calls may wait for the executors at least, so that these do not run dry.
-        self.least = 1
-        if not handler.batch:
-            self.least = handler.concurrency if handler.is_async else options.threads
+        self.least = 1 if handler.batch else self._abreast
+        #: Seconds that one row takes; None before the first.
+        self._each: float | None = None
         self.strays: list[Stray] = []
         #: By ``clock()``, when to look for their rows.
         self.strays_at = 0.0
@@ -92,6 +101,34 @@ class Source:
         # A worker that takes some ranges only would never see those done that it plans for others.
         takes_all = not self.handler.rows(self.using).query.where
         return open_more(self.model, self.using, plans=takes_all, until=self._end)
+
+    # How many rows a claim asks for
+
+    def note(self, rows: int, seconds: float) -> None:
+        """Note that so many rows were done in so many seconds, all together."""
+        new = seconds / rows
+        if self._each is None:
+            self._each = new
+        else:
+            self._each += (new - self._each) * rows / (rows + REMEMBERED)
+
+    def most(self, stored: int | None, lease: timedelta | None = None) -> int:
+        """Return how many rows to ask for, at least one; *stored* and *lease* are overrides.
+
+        A size given by an override, the command line, the handler or the settings is the most, for rows of any
+        duration. Elsewhere the first claim asks for the default, and later ones for what TARGET suffices for. What a
+        batch handler takes says little of one row, so its size stays what it is.
+        """
+        handler = self.handler
+        size = stored or handler.batch_size
+        if not self._each or handler.batch:
+            return size
+        per_second = self._abreast / self._each
+        is_given = bool(stored or handler.own_batch_size) or conf.is_given("BATCH_SIZE")
+        if not is_given and not handler.has_ranges:
+            size = min(LARGEST, int(TARGET * per_second))
+        third = (lease or handler.lease).total_seconds() / 3
+        return max(1, min(size, int(third * per_second)))
 
     # Giving back
 

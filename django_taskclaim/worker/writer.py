@@ -38,7 +38,6 @@ from django_taskclaim.worker.batch import Ambiguous, Done, Failed, HeldRow, Outc
 from django_taskclaim.worker.calling import complete, judged
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.inflight import InFlight
-from django_taskclaim.worker.options import BatchSize
 from django_taskclaim.worker.records import (
     broken,
     changed,
@@ -47,6 +46,7 @@ from django_taskclaim.worker.records import (
     lost,
     named,
 )
+from django_taskclaim.worker.sources import Source
 
 #: Seconds until a result that has met a lock is tried again.
 LOCKED = 1.0
@@ -66,14 +66,14 @@ class Writer:
         using: str,
         inflight: InFlight,
         counters: Counters,
-        sizes: Mapping[type[Model], BatchSize],
+        sources: Mapping[type[Model], Source],
         was_away_since: Callable[[float], bool],
     ) -> None:
         self.using = using
         self.inflight = inflight
         self.counters = counters
         #: Told how long the rows of each model take.
-        self.sizes = sizes
+        self.sources = sources
         #: Says whether the database was away since a moment, as ``LeaseKeeper.was_away_since`` does.
         self.was_away_since = was_away_since
 
@@ -159,7 +159,7 @@ class Writer:
                 self.counters.count_times(held.handler.model, "durations", [seconds])
         ran = sum([held.ran for held in rows])
         if ran and type(result.outcome) in (Done, Ended):
-            self.sizes[rows[0].handler.model].note(len(rows), ran)
+            self.sources[rows[0].handler.model].note(len(rows), ran)
 
     def _write_unlocked(
         self, result: Result, rows: Sequence[HeldRow]
