@@ -54,7 +54,7 @@ class Claimer(WorkerThread):
         super().__init__(options, inflight, "claimer")
         self.service = service
         self.keeper = service.keeper
-        self.sources = [Source(handler, options) for handler in service.handlers]
+        self.sources = service.sources
         by_label = {source.model._meta.label: source for source in self.sources}
         for label, holder, keys, batch in inflight.notes.unstarted():
             if label in by_label:
@@ -175,7 +175,7 @@ class Claimer(WorkerThread):
         """Return when, by ``clock()``, to look for rows of this model again; infinity while it may have no more."""
         if not self._may_claim() or self._has_reached_a_limit() or not self._has_room(source):
             return math.inf
-        return min(source.next_look, self.service.calls.look_at(source.model))
+        return source.look_at()
 
     def _has_room(self, source: Source) -> bool:
         """Say whether the executors are about to run dry of this model's rows, and may have more."""
@@ -196,7 +196,7 @@ class Claimer(WorkerThread):
         """Claim once for a model; a full batch looks again as soon as there is room, else after the poll pause."""
         poll = self.options.poll.total_seconds() * random.uniform(0.75, 1.25)
         source.reached = None
-        self.service.calls.begin_look(source.model)
+        source.look_began = clock()
         try:
             pause = self._claim(source, poll)
         except Exception as error:
@@ -219,14 +219,13 @@ class Claimer(WorkerThread):
         """Claim a batch, and return in how many seconds to look again: at once after a full one, else after *poll*."""
         handler, model = source.handler, source.model
         not_yet = min(NOT_YET, poll)
-        if not self.keeper.healthy(self.keeper.lease_of(handler)):
+        if not self.keeper.healthy(source.lease()):
             # A lease that cannot be renewed is not worth taking.
             return not_yet
-        if self.service.stop_of(model):
+        if self.service.stop_of(source):
             # The service sees when that is over, and has this thread look at once.
             return poll
-        stops = self.keeper.stops[model]
-        most = source.most(stops.own.batch_size, stops.own.lease)
+        most = source.most()
         left = math.inf if self.options.max_rows is None else self.options.max_rows - self.claimed
         size = int(min(most, left, self.service.throttles.most(model)))
         if size == 0:
@@ -252,7 +251,7 @@ class Claimer(WorkerThread):
             source.rows(),
             size,
             new_holder(self.options.name),
-            self.keeper.lease_of(handler),
+            source.lease(),
             began,
             notes_start=True,
             cursor=source.cursor,
@@ -315,7 +314,7 @@ class Claimer(WorkerThread):
             # What still runs may be what the circuit breaker waits for.
             return ""
         label = source.model._meta.label
-        if stop := self.service.stop_of(source.model):
+        if stop := self.service.stop_of(source):
             return f"{label} is {stop}"
         if source.is_refused():
             return f"the database refuses to have the last rows of {label} written"

@@ -17,7 +17,6 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import Key
 from django_taskclaim.error_text import redact
 from django_taskclaim.handlers import Handler
-from django_taskclaim.limits import Stops
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.querysets.writes import Given, renew
@@ -26,6 +25,7 @@ from django_taskclaim.worker.calling import outlived
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import logger, lost, named
+from django_taskclaim.worker.sources import Source
 
 #: Seconds until a renewal that failed, or passed over locked rows, is tried again; sooner for short leases.
 RENEW_AGAIN = 1.0
@@ -38,15 +38,12 @@ SILENCE = 10.0
 class LeaseKeeper:
     """One for each process."""
 
-    def __init__(self, options: WorkerOptions, handlers: list[Handler], inflight: InFlight) -> None:
+    def __init__(self, options: WorkerOptions, sources: list[Source], inflight: InFlight) -> None:
         self.using = options.using
-        self.handlers = handlers
+        self.sources = sources
         self.inflight = inflight
-        #: What is stored for each model: what stops everybody's claims, and the ``batch_size`` and ``lease`` that the
-        #: next claims follow. A model is missing until that has been read; until then its rows are not claimed.
-        self.stops: dict[type[Model], Stops] = {}
         #: What transactions that stay open are measured by, in every thread.
-        self.longest_lease = max(map(self.lease_of, handlers))
+        self.longest_lease = max(source.lease() for source in sources)
         #: A handler has overrun, so the process is to be replaced: a thread cannot be killed.
         self.has_overrun = False
         #: By ``clock()``, when the database last answered the service thread, and when it last was away.
@@ -54,22 +51,10 @@ class LeaseKeeper:
         #: By ``clock()``, when leases were last renewed, and when that must be tried again at the latest.
         self._renewed, self._renew_by = float("-inf"), float("inf")
 
-    # How long leases last
-
-    def lease_of(self, handler: Handler) -> timedelta:
-        """Return how long the next claims for *handler* last unless renewed."""
-        stops = self.stops.get(handler.model)
-        return handler.lease if stops is None or stops.own.lease is None else stops.own.lease
-
-    def follow(self, model: type[Model], stops: Stops) -> None:
-        """Let the next claims of *model* follow what is stored, and measure open transactions by the new leases."""
-        self.stops[model] = stops
-        self.longest_lease = max(map(self.lease_of, self.handlers))
-
     def renewal_interval(self) -> float:
         """Return the seconds between two renewals of the shortest lease: of those held, and of the next claims."""
         leases = [
-            *map(self.lease_of, self.handlers),
+            *(source.lease() for source in self.sources),
             *(held.claim.lease for held in self.inflight.held()),
         ]
         return min(leases).total_seconds() / RENEWALS_PER_LEASE

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from django.db.models import Model
 from django.utils.module_loading import import_string
 
 from django_taskclaim import conf
@@ -29,7 +28,6 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.leases import forget
 from django_taskclaim.limits import NO_REASON, stops_of
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.tables import SILENCE_KEPT
 from django_taskclaim.throttling.throttles import Throttles
@@ -40,6 +38,7 @@ from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import logger, summary
+from django_taskclaim.worker.sources import Source
 from django_taskclaim.worker.threads import WorkerThread
 
 #: Seconds between two looks at the switch and the throttles, and until a new session listens after one that was lost.
@@ -76,7 +75,7 @@ class Service(WorkerThread):
         super().__init__(options, inflight, "service")
         #: The name under which this process reports and that its holders' names begin with.
         self.process = process_name(options.name)
-        self.handlers = handlers
+        self.sources = [Source(handler, options) for handler in handlers]
         self.counters = Counters()
         #: What stops claims by itself: health checks, asked here, and failures, heard from the executors.
         checks = {handler.model: handler.health_checks for handler in handlers}
@@ -84,14 +83,10 @@ class Service(WorkerThread):
         #: Set from outside: claim nothing more and leave once all is done.
         self.drain_asked = threading.Event()
         #: What this thread waits for between two rounds.
-        self.calls = Calls(options, handlers, inflight.wake)
-        self.keeper = LeaseKeeper(options, handlers, inflight)
+        self.calls = Calls(options, self.sources, inflight.wake)
+        self.keeper = LeaseKeeper(options, self.sources, inflight)
         #: Rows done, failed and held, as last logged.
         self._logged = (0, 0, 0)
-        self._reapers = [
-            Reaper(handler.model, options.using, lease=partial(self.keeper.lease_of, handler))
-            for handler in handlers
-        ]
         self._duties = self._in_order()
 
     def _in_order(self) -> list[Duty]:
@@ -107,8 +102,8 @@ class Service(WorkerThread):
             Duty("ending overrun rows", keeper.end_overrun),
             # Each by itself: a table that cannot be read keeps no other model's rows from coming back.
             *(
-                Duty(f"reaping {one.model._meta.label}", partial(self._reap, one))
-                for one in self._reapers
+                Duty(f"reaping {source.model._meta.label}", partial(self._reap, source))
+                for source in self.sources
             ),
             Duty("reporting", self._report, REPORT_EVERY),
             *added,
@@ -155,23 +150,23 @@ class Service(WorkerThread):
         error = self.attempt(what, do)
         if isinstance(error, TROUBLE) and not (is_contention(error) or is_refusal(error)):
             self.keeper.away_at = clock()
-            for reaper in self._reapers:
-                reaper.start_over()
+            for source in self.sources:
+                source.reaper.start_over()
 
     # The switch
 
-    def stop_of(self, model: type[Model]) -> str:
-        """Return why rows of *model* are not claimed now, empty while they may be; asks no database."""
-        stops = self.keeper.stops.get(model)
+    def stop_of(self, source: Source) -> str:
+        """Return why rows of a model are not claimed now, empty while they may be; asks no database."""
+        stops = source.stops
         if stops is None:
             return "not known yet"
         if stops.pauses:
             return f"paused: {stops.pauses[0].reason or NO_REASON}"
-        why = stops.throttled or self.throttles.reason_for(model)
+        why = stops.throttled or self.throttles.reason_for(source.model)
         return f"throttled: {why}" if why else ""
 
     def _read_switch_when_it_matters(self) -> bool:
-        is_stopped = any(self.stop_of(handler.model) for handler in self.handlers)
+        is_stopped = any(map(self.stop_of, self.sources))
         # An idle process asks, too, to know that it could renew.
         is_silent = clock() - self.keeper.answered_at >= self.keeper.renewal_interval()
         if not (is_stopped or self.inflight.held() or is_silent):
@@ -185,26 +180,25 @@ class Service(WorkerThread):
         What has not started of a model that is stopped goes back. Each claim finds a stop out for itself; this is for
         not asking in vain, and for people to read.
         """
-        for handler in self.handlers:
-            model = handler.model
-            before = self.stop_of(model)
-            stops = stops_of(model, using=self.options.using)
-            self.keeper.follow(model, stops)
+        for source in self.sources:
+            before = self.stop_of(source)
+            source.stops = stops = stops_of(source.model, using=self.options.using)
             if stops.pauses or stops.throttled:
-                self.keeper.withdraw(model)
-            now = self.stop_of(model)
+                self.keeper.withdraw(source.model)
+            now = self.stop_of(source)
             if now and now != before:
-                logger.info("%s is %s", model._meta.label, now)
+                logger.info("%s is %s", source.model._meta.label, now)
             if before and not now:
                 # What stopped its claims is over.
-                self.calls.look_now(model)
+                self.calls.look_now(source)
+        self.keeper.longest_lease = max(source.lease() for source in self.sources)
 
     # The rest
 
-    def _reap(self, reaper: Reaper) -> bool:
-        put_back = reaper.turn(int(conf.setting("CHUNK_SIZE")))
+    def _reap(self, source: Source) -> bool:
+        put_back = source.reaper.turn(int(conf.setting("CHUNK_SIZE")))
         if put_back:
-            self.counters.count(reaper.model, expired=put_back)
+            self.counters.count(source.model, expired=put_back)
         return put_back is not None
 
     def _report(self) -> bool:

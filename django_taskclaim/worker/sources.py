@@ -1,5 +1,6 @@
 """What a worker claims from: the rows of each model that it takes, the ranges that it plans, and what is left."""
 
+import math
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,11 +13,13 @@ from django_taskclaim.claim import carried_claim, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
 from django_taskclaim.db import dialect_for
+from django_taskclaim.db.notify import QUIET
 from django_taskclaim.handlers import Handler
-from django_taskclaim.limits import LimitReached
+from django_taskclaim.limits import LimitReached, Stops
 from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.cursor import Cursor
+from django_taskclaim.querysets.expiry import Reaper
 from django_taskclaim.querysets.instances import claimed_by
 from django_taskclaim.querysets.isolating import refusals, without_refused
 from django_taskclaim.querysets.scope import in_state, is_due
@@ -54,10 +57,16 @@ class Source:
         self.handler, self.model = handler, handler.model
         self.options, self.using = options, options.using
         self.cursor = Cursor()
+        self.reaper = Reaper(self.model, self.using, self.lease)
+        #: What is stored for the model: what stops everybody's claims, and the ``batch_size`` and ``lease`` that the
+        #: next claims follow. None until it has been read; until then no rows are claimed.
+        self.stops: Stops | None = None
         #: The limit of the whole fleet that kept its last claim from taking more.
         self.reached: LimitReached | None = None
-        #: By ``clock()``, when to look for rows again.
-        self.next_look = 0.0
+        #: By ``clock()``, when to look for rows again, and when the last look began.
+        self.next_look = self.look_began = 0.0
+        #: By ``clock()``, when the last call came, and until when rows may come in without a call.
+        self.called = self.silent_until = -math.inf
         #: Rows that are worked on side by side.
         self._abreast = handler.concurrency if handler.is_async else options.threads
         #: So many calls may wait for the executors at least, so that these do not run dry.
@@ -70,6 +79,21 @@ class Source:
         #: Of a drain: when it began, by the database's clock, and the key beyond which it plans no ranges.
         self._began: datetime | None = None
         self._end: object = None
+
+    def lease(self) -> timedelta:
+        """Return how long the next claims last unless renewed."""
+        stored = None if self.stops is None else self.stops.own.lease
+        return stored or self.handler.lease
+
+    def look_at(self) -> float:
+        """Return when to look for rows, by ``clock()``: after a pause, or because of calls.
+
+        At once after a call, and at the end of the silence that follows it; calls in quick succession are one.
+        """
+        if self.look_began <= self.called:
+            return min(self.next_look, self.look_began + QUIET)
+        is_silent = self.look_began < self.silent_until
+        return min(self.next_look, self.silent_until) if is_silent else self.next_look
 
     def makes_room(self) -> bool:
         """Say whether the next claim may take more once a row has ended."""
@@ -112,14 +136,15 @@ class Source:
         else:
             self._each += (new - self._each) * rows / (rows + REMEMBERED)
 
-    def most(self, stored: int | None, lease: timedelta | None = None) -> int:
-        """Return how many rows to ask for, at least one; *stored* and *lease* are overrides.
+    def most(self) -> int:
+        """Return how many rows to ask for, at least one.
 
         A size given by an override, the command line, the handler or the settings is the most, for rows of any
         duration. Elsewhere the first claim asks for the default, and later ones for what TARGET suffices for. What a
         batch handler takes says little of one row, so its size stays what it is.
         """
         handler = self.handler
+        stored = None if self.stops is None else self.stops.own.batch_size
         size = stored or handler.batch_size
         if not self._each or handler.batch:
             return size
@@ -127,8 +152,7 @@ class Source:
         is_given = bool(stored or handler.own_batch_size) or conf.is_given("BATCH_SIZE")
         if not is_given and not handler.has_ranges:
             size = min(LARGEST, int(TARGET * per_second))
-        third = (lease or handler.lease).total_seconds() / 3
-        return max(1, min(size, int(third * per_second)))
+        return max(1, min(size, int(self.lease().total_seconds() / 3 * per_second)))
 
     # Giving back
 

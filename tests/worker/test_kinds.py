@@ -11,6 +11,7 @@ from django_taskclaim.worker.batch import NOT_STARTED, Failed, PutBack, hold
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.sources import Source
 from tests.factories import make
 from tests.testapp.models import Effect, Job, Ledger, Photo
 from tests.worker.conftest import Start, Worker, jobs, states, wait_until
@@ -137,7 +138,8 @@ def test_a_blocked_loop_charges_only_a_row_that_must_have_done_it(calls: int, db
     items: list[Any] = [inflight.take(0, Event(), is_async=True) for _ in range(calls)]
     items[0].begin(items[0].rows)
     items[0].started -= 3600
-    LeaseKeeper(WorkerOptions((), "w", "default"), [handler], inflight).end_overrun()
+    options = WorkerOptions((), "w", "default")
+    LeaseKeeper(options, [Source(handler, options)], inflight).end_overrun()
     outcomes = [(one.outcome, one.rows[0].ran) for one in inflight.unwritten()]
     assert isinstance(outcomes[0][0], Failed if calls == 3 else PutBack)
     assert outcomes[1:] == [(NOT_STARTED, 0.0)] * (calls - 1)

@@ -23,6 +23,7 @@ from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.service import Service
+from django_taskclaim.worker.sources import Source
 from tests.factories import make
 from tests.locks import keeping_writers_out
 from tests.proxy import HAS_A_SERVER, CommitProxy, url_through
@@ -114,7 +115,8 @@ def test_rows_that_are_refused_are_read_once_for_all_that_are_held(
     for module in (isolating, keeper):
         monkeypatch.setattr(module, "refusals", asked, raising=False)
     isolating._remember(ClaimTarget.of(Photo, "default"), 0, ValueError())
-    keeper.LeaseKeeper(WorkerOptions((), "w", "default"), [handler], inflight).renew_when_due()
+    options = WorkerOptions((), "w", "default")
+    keeper.LeaseKeeper(options, [Source(handler, options)], inflight).renew_when_due()
     assert asked.call_count == 1
 
 
@@ -126,6 +128,7 @@ def test_renewals_follow_the_shortest_lease_that_is_held(db: None) -> None:
     service = Service(WorkerOptions((Photo._meta.label,), "w", "default"), [handler], inflight)
     inflight.add(hold(handler, Photo.objects.claim_batch(1, lease=4)))
     set_overrides(Photo, lease=timedelta(hours=1), using="default")
-    service.keeper.follow(Photo, stops_of(Photo))
-    assert service.keeper.lease_of(handler) == timedelta(hours=1)
+    (source,) = service.sources
+    source.stops = stops_of(Photo)
+    assert source.lease() == timedelta(hours=1)
     assert service.keeper.renewal_interval() == 4 / RENEWALS_PER_LEASE
