@@ -12,50 +12,36 @@ from typing import Any
 from django.db import connections
 
 from django_taskclaim.claim import clock
-from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.notify import SILENCE, Listener, can_hear
-from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.sources import Source
 
 
 class Calls:
     """The calls that one process hears, and of which its sources are told."""
 
-    def __init__(
-        self, options: WorkerOptions, sources: list[Source], on_call: Callable[[], None]
-    ) -> None:
-        self._options = options
-        self._on_call = on_call
-        self._sources: dict[str, list[Source]] = {}
-        hears = can_hear(connections[options.using])
-        for source in sources:
-            if hears and source.handler.wake_up:
-                table = claim_columns(source.model).owner._meta.db_table
-                self._sources.setdefault(table, []).append(source)
+    def __init__(self, using: str, sources: list[Source], on_call: Callable[[], None]) -> None:
+        self._using, self._on_call = using, on_call
+        hears = can_hear(connections[using])
+        self._sources = [source for source in sources if hears and source.handler.wake_up]
         self._listener: Listener | None = None
-
-    def look_now(self, source: Source) -> None:
-        """Have the claimer look for rows, also during its pause."""
-        source.called = clock()
-        self._on_call()
 
     def listen(self) -> bool:
         """See to it that this thread's session listens; True if the database was asked and has answered."""
         if not self._sources:
             return False
-        connection = connections[self._options.using]
+        connection = connections[self._using]
         if self._listener is not None and self._listener.still_on(connection):
             return False
         self._listener = Listener(connection, self._hear)
         # What came in before is for the next poll, unless somebody looks now.
-        for table in self._sources:
-            self._hear(table)
+        for source in self._sources:
+            self._hear(source.table)
         return True
 
     def wait(self, seconds: float, leaving: threading.Event) -> None:
         """Take the calls that come within so many seconds; where none can come, wait for *leaving* so long."""
         listener = self._listener
-        if listener is None or not listener.still_on(connections[self._options.using]):
+        if listener is None or not listener.still_on(connections[self._using]):
             leaving.wait(seconds)
             return
         sources: list[Any] = [listener]
@@ -66,8 +52,9 @@ class Calls:
 
     def _hear(self, table: str) -> None:
         now = clock()
-        for source in self._sources.get(table, ()):
-            is_first = source.called < source.look_began
-            source.called, source.silent_until = now, now + SILENCE
-            if is_first:
-                self._on_call()
+        for source in self._sources:
+            if source.table == table:
+                is_first = source.called < source.look_began
+                source.called, source.silent_until = now, now + SILENCE
+                if is_first:
+                    self._on_call()

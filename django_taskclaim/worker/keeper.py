@@ -23,7 +23,6 @@ from django_taskclaim.querysets.writes import Given, renew
 from django_taskclaim.worker.batch import NOT_STARTED, Failed, HeldRow, PutBack
 from django_taskclaim.worker.calling import outlived
 from django_taskclaim.worker.inflight import InFlight
-from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import logger, lost, named
 from django_taskclaim.worker.sources import Source
 
@@ -38,10 +37,8 @@ SILENCE = 10.0
 class LeaseKeeper:
     """One for each process."""
 
-    def __init__(self, options: WorkerOptions, sources: list[Source], inflight: InFlight) -> None:
-        self.using = options.using
-        self.sources = sources
-        self.inflight = inflight
+    def __init__(self, using: str, sources: list[Source], inflight: InFlight) -> None:
+        self.using, self.sources, self.inflight = using, sources, inflight
         #: What transactions that stay open are measured by, in every thread.
         self.longest_lease = max(source.lease() for source in sources)
         #: A handler has overrun, so the process is to be replaced: a thread cannot be killed.

@@ -83,23 +83,19 @@ class Service(WorkerThread):
         #: Set from outside: claim nothing more and leave once all is done.
         self.drain_asked = threading.Event()
         #: What this thread waits for between two rounds.
-        self.calls = Calls(options, self.sources, inflight.wake)
-        self.keeper = LeaseKeeper(options, self.sources, inflight)
+        self.calls = Calls(options.using, self.sources, inflight.wake)
+        self.keeper = LeaseKeeper(options.using, self.sources, inflight)
         #: Rows done, failed and held, as last logged.
         self._logged = (0, 0, 0)
-        self._duties = self._in_order()
-
-    def _in_order(self) -> list[Duty]:
-        keeper, using = self.keeper, self.options.using
         added = (duty for path in sorted(more_duties) for duty in import_string(path)(self))
-        return [
+        self._duties = [
             # What is there under this name was left by a dead process that had it before.
             Duty("signing off", self._sign_off, math.inf, at_end=True),
-            Duty("renewing leases", keeper.renew_when_due),
+            Duty("renewing leases", self.keeper.renew_when_due),
             Duty("reading the switch", self._read_switch_when_it_matters, LOOK_EVERY),
             Duty("listening for calls", self.calls.listen, LOOK_EVERY),
             Duty("asking health checks", self.throttles.ask),
-            Duty("ending overrun rows", keeper.end_overrun),
+            Duty("ending overrun rows", self.keeper.end_overrun),
             # Each by itself: a table that cannot be read keeps no other model's rows from coming back.
             *(
                 Duty(f"reaping {source.model._meta.label}", partial(self._reap, source))
@@ -107,7 +103,7 @@ class Service(WorkerThread):
             ),
             Duty("reporting", self._report, REPORT_EVERY),
             *added,
-            Duty("deleting what is old", partial(in_pieces, prune, using), PRUNE_EVERY),
+            Duty("deleting what is old", partial(in_pieces, prune, options.using), PRUNE_EVERY),
             Duty("hearing calls", partial(self.calls.wait, TICK, self.leaving)),
         ]
 
@@ -189,8 +185,9 @@ class Service(WorkerThread):
             if now and now != before:
                 logger.info("%s is %s", source.model._meta.label, now)
             if before and not now:
-                # What stopped its claims is over.
-                self.calls.look_now(source)
+                # What stopped its claims is over: look at once, also during a pause.
+                source.called = clock()
+                self.inflight.wake()
         self.keeper.longest_lease = max(source.lease() for source in self.sources)
 
     # The rest

@@ -56,6 +56,8 @@ class Source:
     def __init__(self, handler: Handler, options: WorkerOptions) -> None:
         self.handler, self.model = handler, handler.model
         self.options, self.using = options, options.using
+        #: The name by which it is called where there are new rows.
+        self.table = claim_columns(self.model).owner._meta.db_table
         self.cursor = Cursor()
         self.reaper = Reaper(self.model, self.using, self.lease)
         #: What is stored for the model: what stops everybody's claims, and the ``batch_size`` and ``lease`` that the

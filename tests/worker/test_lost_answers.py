@@ -116,6 +116,6 @@ def test_a_row_whose_transaction_is_committed_late_is_done_and_not_lost(
     rival.connection.commit()
     rival.close()
     options = WorkerOptions((Photo._meta.label,), "w", "default")
-    LeaseKeeper(options, [Source(handler, options)], inflight).renew_when_due()
+    LeaseKeeper("default", [Source(handler, options)], inflight).renew_when_due()
     wait_until(lambda: writer.write() is not None and inflight.is_empty())
     assert (writer.counters.done, "Lost" in caplog.text) == (1, False)

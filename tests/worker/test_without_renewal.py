@@ -116,7 +116,7 @@ def test_rows_that_are_refused_are_read_once_for_all_that_are_held(
         monkeypatch.setattr(module, "refusals", asked, raising=False)
     isolating._remember(ClaimTarget.of(Photo, "default"), 0, ValueError())
     options = WorkerOptions((), "w", "default")
-    keeper.LeaseKeeper(options, [Source(handler, options)], inflight).renew_when_due()
+    keeper.LeaseKeeper("default", [Source(handler, options)], inflight).renew_when_due()
     assert asked.call_count == 1
 
 
