@@ -20,11 +20,11 @@ from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.worker.batch import HeldRow, WorkItem, hold
 from django_taskclaim.worker.calling import Answer, prepare
 from django_taskclaim.worker.counters import Counters
+from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.running import Running
-from django_taskclaim.worker.sources import Source
 from django_taskclaim.worker.writer import Writer
 
 __all__ = ["Ran", "arun_due", "run_due"]
@@ -71,8 +71,8 @@ def run_due(
         handler = replace(handler, function=async_to_sync(handler.function))
     inflight, counters = InFlight(), Counters()
     running = _Inline(alias, inflight, cast(LeaseKeeper, _NO_KEEPER))
-    sources = {handler.model: Source(handler, options)}
-    writer = Writer(alias, inflight, counters, sources, _is_never_away)
+    feeds = {handler.model: Feed(handler, options)}
+    writer = Writer(alias, inflight, counters, feeds, _is_never_away)
     run: list[HeldRow] = []
     while size := min(handler.batch_size, math.inf if limit is None else limit - len(run)):
         # Each row once, even if it comes back due at once.

@@ -13,29 +13,29 @@ from django.db import connections
 
 from django_taskclaim.claim import clock
 from django_taskclaim.db.notify import SILENCE, Listener, can_hear
-from django_taskclaim.worker.sources import Source
+from django_taskclaim.worker.feeds import Feed
 
 
 class Calls:
-    """The calls that one process hears, and of which its sources are told."""
+    """The calls that one process hears, and of which its feeds are told."""
 
-    def __init__(self, using: str, sources: list[Source], on_call: Callable[[], None]) -> None:
+    def __init__(self, using: str, feeds: list[Feed], on_call: Callable[[], None]) -> None:
         self._using, self._on_call = using, on_call
         hears = can_hear(connections[using])
-        self._sources = [source for source in sources if hears and source.handler.wake_up]
+        self._feeds = [feed for feed in feeds if hears and feed.handler.wake_up]
         self._listener: Listener | None = None
 
     def listen(self) -> bool:
         """See to it that this thread's session listens; True if the database was asked and has answered."""
-        if not self._sources:
+        if not self._feeds:
             return False
         connection = connections[self._using]
         if self._listener is not None and self._listener.still_on(connection):
             return False
         self._listener = Listener(connection, self._hear)
         # What came in before is for the next poll, unless somebody looks now.
-        for source in self._sources:
-            self._hear(source.table)
+        for feed in self._feeds:
+            self._hear(feed.table)
         return True
 
     def wait(self, seconds: float, leaving: threading.Event) -> None:
@@ -52,9 +52,9 @@ class Calls:
 
     def _hear(self, table: str) -> None:
         now = clock()
-        for source in self._sources:
-            if source.table == table:
-                is_first = source.called < source.look_began
-                source.called, source.silent_until = now, now + SILENCE
+        for feed in self._feeds:
+            if feed.table == table:
+                is_first = feed.called < feed.look_began
+                feed.called, feed.silent_until = now, now + SILENCE
                 if is_first:
                     self._on_call()

@@ -20,9 +20,9 @@ from django_taskclaim.monitoring.overview import seconds_due
 from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.worker.batch import hold
 from django_taskclaim.worker.calling import prepare
+from django_taskclaim.worker.feeds import Feed, Stray
 from django_taskclaim.worker.records import changed, log_rarely, logger
 from django_taskclaim.worker.service import Service
-from django_taskclaim.worker.sources import Source, Stray
 from django_taskclaim.worker.threads import WorkerThread
 from django_taskclaim.worker.writer import Writer
 
@@ -54,19 +54,19 @@ class Claimer(WorkerThread):
         super().__init__(options, inflight, "claimer")
         self.service = service
         self.keeper = service.keeper
-        self.sources = service.sources
-        by_label = {source.model._meta.label: source for source in self.sources}
+        self.feeds = service.feeds
+        by_label = {feed.model._meta.label: feed for feed in self.feeds}
         for label, holder, keys, batch in inflight.notes.unstarted():
             if label in by_label:
                 why = "the process before it had not started it"
                 by_label[label].strays.append(Stray(holder, why, keys, batch))
         #: Whether a drain ended before the work did.
         self.leaves_work = False
-        sources = {source.model: source for source in self.sources}
+        feeds = {feed.model: feed for feed in self.feeds}
         self.writer = Writer(
-            options.using, inflight, service.counters, sources, self.keeper.was_away_since
+            options.using, inflight, service.counters, feeds, self.keeper.was_away_since
         )
-        inflight.low = max((source.least for source in self.sources), default=1)
+        inflight.low = max((feed.least for feed in self.feeds), default=1)
         #: Set when there is nothing more to take: drained, or the limits of rows or time are reached.
         self.finished = threading.Event()
         self.claimed = 0
@@ -91,9 +91,9 @@ class Claimer(WorkerThread):
 
     def _end(self) -> None:
         """Give back rows on which nobody works, before there is nobody left to do it."""
-        for source in self.sources:
-            if source.strays:
-                source.find_strays(self.inflight)
+        for feed in self.feeds:
+            if feed.strays:
+                feed.find_strays(self.inflight)
         self.writer.write()
 
     def _is_over(self) -> bool:
@@ -113,18 +113,18 @@ class Claimer(WorkerThread):
         """Wait until there is something to do, and do it."""
         self.inflight.wait_until(self._next_turn)
         guard_connections(self.keeper.longest_lease, ours_alone=True)
-        for source in self.sources:
-            if source.strays and source.strays_at <= clock():
+        for feed in self.feeds:
+            if feed.strays and feed.strays_at <= clock():
                 self._ensure_usable()
                 # Sooner than a reaper, which waits for a quarter of the lease.
                 pause = min(STRAYS_EVERY, self.keeper.renewal_interval() / 4)
-                source.find_strays(self.inflight, pause)
+                feed.find_strays(self.inflight, pause)
         if self._next_write() <= clock():
             self._write()
         looked = False
-        for source in self.sources:
-            if self._look_at(source) <= clock():
-                self._look(source)
+        for feed in self.feeds:
+            if self._look_at(feed) <= clock():
+                self._look(feed)
                 looked = True
         if self._may_claim() and (self._has_reached_a_limit() or (looked and self._has_drained())):
             self.finished.set()
@@ -136,8 +136,8 @@ class Claimer(WorkerThread):
         self.looks = 0
         if self._is_over() or (self._may_claim() and self._has_reached_a_limit()):
             return 0.0
-        moments = [clock() + LONGEST_WAIT, self._next_write(), *map(self._look_at, self.sources)]
-        moments += [source.strays_at for source in self.sources if source.strays]
+        moments = [clock() + LONGEST_WAIT, self._next_write(), *map(self._look_at, self.feeds)]
+        moments += [feed.strays_at for feed in self.feeds if feed.strays]
         if self._may_claim() and self.options.ends_at is not None:
             moments.append(self.options.ends_at)
         return min(moments)
@@ -146,16 +146,16 @@ class Claimer(WorkerThread):
 
     def _next_write(self) -> float:
         """Return when to write; what is about to be claimed brings more to write."""
-        more_to_come = any(self._look_at(source) <= clock() for source in self.sources)
+        more_to_come = any(self._look_at(feed) <= clock() for feed in self.feeds)
         return self.inflight.write_at(more_to_come=more_to_come)
 
     def _write(self) -> None:
         self._ensure_usable()
         if self.writer.write():
             self._note_use()
-        for source in self.sources:
-            if source.makes_room():
-                source.next_look = 0.0
+        for feed in self.feeds:
+            if feed.makes_room():
+                feed.next_look = 0.0
 
     def _ensure_usable(self) -> None:
         if clock() >= self._usable_until:
@@ -171,61 +171,61 @@ class Claimer(WorkerThread):
     def _may_claim(self) -> bool:
         return not self.leaving.is_set() and not self.finished.is_set()
 
-    def _look_at(self, source: Source) -> float:
+    def _look_at(self, feed: Feed) -> float:
         """Return when, by ``clock()``, to look for rows of this model again; infinity while it may have no more."""
-        if not self._may_claim() or self._has_reached_a_limit() or not self._has_room(source):
+        if not self._may_claim() or self._has_reached_a_limit() or not self._has_room(feed):
             return math.inf
-        return source.look_at()
+        return feed.look_at()
 
-    def _has_room(self, source: Source) -> bool:
+    def _has_room(self, feed: Feed) -> bool:
         """Say whether the executors are about to run dry of this model's rows, and may have more."""
         if self.inflight.holds_quarantined():
             return False
-        enough = source.least
-        if source.handler.has_ranges:
+        enough = feed.least
+        if feed.handler.has_ranges:
             # Long work: what waits here could be done elsewhere.
-            enough -= self.inflight.running_of(source.model)
-        if (since := self.service.throttles.trial_since(source.model)) is not None:
+            enough -= self.inflight.running_of(feed.model)
+        if (since := self.service.throttles.trial_since(feed.model)) is not None:
             # One row alone is tried, beside those that have run since before the rest.
-            enough = min(enough, 1 - self.inflight.running_of(source.model, since))
-        return self.inflight.waiting(source.model) < enough
+            enough = min(enough, 1 - self.inflight.running_of(feed.model, since))
+        return self.inflight.waiting(feed.model) < enough
 
     # Claiming
 
-    def _look(self, source: Source) -> None:
+    def _look(self, feed: Feed) -> None:
         """Claim once for a model; a full batch looks again as soon as there is room, else after the poll pause."""
         poll = self.options.poll.total_seconds() * random.uniform(0.75, 1.25)
-        source.reached = None
-        source.look_began = clock()
+        feed.reached = None
+        feed.look_began = clock()
         try:
-            pause = self._claim(source, poll)
+            pause = self._claim(feed, poll)
         except Exception as error:
             if not is_refusal(error):
                 # The reason for this look still holds.
-                source.next_look = 0.0
+                feed.next_look = 0.0
                 raise
             # Of this model alone: a column that is missing, a queryset that is wrong. The others go on.
-            log_rarely(f"{self.options.name}: claiming from {source.handler.name}", error)
+            log_rarely(f"{self.options.name}: claiming from {feed.handler.name}", error)
             drop_broken(self.options.using)
             pause = max(poll, LONGEST_WAIT)
-        if source.reached is not None:
+        if feed.reached is not None:
             pause = poll
-            if source.reached.wait is not None:
+            if feed.reached.wait is not None:
                 # As soon as that is worth while, and not only after the usual pause.
-                pause = min(LONGEST_WAIT, source.reached.wait * random.uniform(1.0, 1.1))
-        source.next_look = clock() + pause if pause else 0.0
+                pause = min(LONGEST_WAIT, feed.reached.wait * random.uniform(1.0, 1.1))
+        feed.next_look = clock() + pause if pause else 0.0
 
-    def _claim(self, source: Source, poll: float) -> float:
+    def _claim(self, feed: Feed, poll: float) -> float:
         """Claim a batch, and return in how many seconds to look again: at once after a full one, else after *poll*."""
-        handler, model = source.handler, source.model
+        handler, model = feed.handler, feed.model
         not_yet = min(NOT_YET, poll)
-        if not self.keeper.healthy(source.lease()):
+        if not self.keeper.healthy(feed.lease()):
             # A lease that cannot be renewed is not worth taking.
             return not_yet
-        if self.service.stop_of(source):
+        if self.service.stop_of(feed):
             # The service sees when that is over, and has this thread look at once.
             return poll
-        most = source.most()
+        most = feed.most()
         left = math.inf if self.options.max_rows is None else self.options.max_rows - self.claimed
         size = int(min(most, left, self.service.throttles.most(model)))
         if size == 0:
@@ -234,38 +234,38 @@ class Claimer(WorkerThread):
         self._ensure_usable()
         if self.leaving.is_set():
             return not_yet
-        rows = self._claimed(source, size)
+        rows = self._claimed(feed, size)
         if not rows:
-            return 0.0 if source.open_more() else poll
+            return 0.0 if feed.open_more() else poll
         held = hold(handler, rows)
         if not self.inflight.add(held):
             # The signal to stop came while the statement was under way.
             self.inflight.give_back(held)
         return 0.0 if len(rows) == most or held[0].batch.quarantined else poll
 
-    def _claimed(self, source: Source, size: int) -> list[Any]:
+    def _claimed(self, feed: Feed, size: int) -> list[Any]:
         """Claim so many rows, and load what the handler needs beside them."""
-        handler, throttles = source.handler, self.service.throttles
+        handler, throttles = feed.handler, self.service.throttles
         began = clock()
         call = ClaimCall(
-            source.rows(),
+            feed.rows(),
             size,
             new_holder(self.options.name),
-            source.lease(),
+            feed.lease(),
             began,
             notes_start=True,
-            cursor=source.cursor,
+            cursor=feed.cursor,
         )
         try:
-            with throttles.working_on(source.model):
+            with throttles.working_on(feed.model):
                 rows: list[Any] = claim(call)
-            source.reached = call.reached
+            feed.reached = call.reached
         except BaseException:
             # After any error some may have been claimed.
             # … and the COMMIT may be on its way for as long as the server lets the transaction stand.
             until = clock() + 2 * call.lease.total_seconds()
             why = "the claim's COMMIT was not answered"
-            source.strays.append(Stray(call.holder, why, until=until))
+            feed.strays.append(Stray(call.holder, why, until=until))
             raise
         self._note_use()
         if not rows:
@@ -273,9 +273,9 @@ class Claimer(WorkerThread):
         changed("claimed", rows, clock() - began)
         self.claimed += len(rows)
         counters = self.service.counters
-        counters.count(source.model, claimed=len(rows))
+        counters.count(feed.model, claimed=len(rows))
         if (seconds := seconds_due(rows[0])) is not None:
-            counters.count_times(source.model, "waited", [seconds])
+            counters.count_times(feed.model, "waited", [seconds])
         try:
             return prepare(handler, rows)
         except BaseException:
@@ -295,9 +295,9 @@ class Claimer(WorkerThread):
 
     def _has_drained(self) -> bool:
         """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped."""
-        if not self.options.drain or any(source.next_look <= 0.0 for source in self.sources):
+        if not self.options.drain or any(feed.next_look <= 0.0 for feed in self.feeds):
             return False
-        unfinished = [source for source in self.sources if source.is_unfinished()]
+        unfinished = [feed for feed in self.feeds if feed.is_unfinished()]
         if not unfinished:
             return True
         self.service.read_switch()
@@ -308,14 +308,14 @@ class Claimer(WorkerThread):
         logger.warning("%s, so the drain ends with work left", "; ".join(stops))
         return True
 
-    def _stop_of(self, source: Source) -> str:
+    def _stop_of(self, feed: Feed) -> str:
         """Say what keeps a model's rows from being claimed; empty where nothing does, or may not for long."""
         if not self.inflight.is_empty():
             # What still runs may be what the circuit breaker waits for.
             return ""
-        label = source.model._meta.label
-        if stop := self.service.stop_of(source):
+        label = feed.model._meta.label
+        if stop := self.service.stop_of(feed):
             return f"{label} is {stop}"
-        if source.is_refused():
+        if feed.is_refused():
             return f"the database refuses to have the last rows of {label} written"
         return ""

@@ -22,9 +22,9 @@ from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.querysets.writes import Given, renew
 from django_taskclaim.worker.batch import NOT_STARTED, Failed, HeldRow, PutBack
 from django_taskclaim.worker.calling import outlived
+from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.records import logger, lost, named
-from django_taskclaim.worker.sources import Source
 
 #: Seconds until a renewal that failed, or passed over locked rows, is tried again; sooner for short leases.
 RENEW_AGAIN = 1.0
@@ -37,10 +37,10 @@ SILENCE = 10.0
 class LeaseKeeper:
     """One for each process."""
 
-    def __init__(self, using: str, sources: list[Source], inflight: InFlight) -> None:
-        self.using, self.sources, self.inflight = using, sources, inflight
+    def __init__(self, using: str, feeds: list[Feed], inflight: InFlight) -> None:
+        self.using, self.feeds, self.inflight = using, feeds, inflight
         #: What transactions that stay open are measured by, in every thread.
-        self.longest_lease = max(source.lease() for source in sources)
+        self.longest_lease = max(feed.lease() for feed in feeds)
         #: A handler has overrun, so the process is to be replaced: a thread cannot be killed.
         self.has_overrun = False
         #: By ``clock()``, when the database last answered the service thread, and when it last was away.
@@ -51,7 +51,7 @@ class LeaseKeeper:
     def renewal_interval(self) -> float:
         """Return the seconds between two renewals of the shortest lease: of those held, and of the next claims."""
         leases = [
-            *(source.lease() for source in self.sources),
+            *(feed.lease() for feed in self.feeds),
             *(held.claim.lease for held in self.inflight.held()),
         ]
         return min(leases).total_seconds() / RENEWALS_PER_LEASE

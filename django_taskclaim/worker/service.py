@@ -34,11 +34,11 @@ from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.worker import more_duties
 from django_taskclaim.worker.calls import Calls
 from django_taskclaim.worker.counters import Counters
+from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import logger, summary
-from django_taskclaim.worker.sources import Source
 from django_taskclaim.worker.threads import WorkerThread
 
 #: Seconds between two looks at the switch and the throttles, and until a new session listens after one that was lost.
@@ -75,7 +75,7 @@ class Service(WorkerThread):
         super().__init__(options, inflight, "service")
         #: The name under which this process reports and that its holders' names begin with.
         self.process = process_name(options.name)
-        self.sources = [Source(handler, options) for handler in handlers]
+        self.feeds = [Feed(handler, options) for handler in handlers]
         self.counters = Counters()
         #: What stops claims by itself: health checks, asked here, and failures, heard from the executors.
         checks = {handler.model: handler.health_checks for handler in handlers}
@@ -83,8 +83,8 @@ class Service(WorkerThread):
         #: Set from outside: claim nothing more and leave once all is done.
         self.drain_asked = threading.Event()
         #: What this thread waits for between two rounds.
-        self.calls = Calls(options.using, self.sources, inflight.wake)
-        self.keeper = LeaseKeeper(options.using, self.sources, inflight)
+        self.calls = Calls(options.using, self.feeds, inflight.wake)
+        self.keeper = LeaseKeeper(options.using, self.feeds, inflight)
         #: Rows done, failed and held, as last logged.
         self._logged = (0, 0, 0)
         added = (duty for path in sorted(more_duties) for duty in import_string(path)(self))
@@ -98,8 +98,8 @@ class Service(WorkerThread):
             Duty("ending overrun rows", self.keeper.end_overrun),
             # Each by itself: a table that cannot be read keeps no other model's rows from coming back.
             *(
-                Duty(f"reaping {source.model._meta.label}", partial(self._reap, source))
-                for source in self.sources
+                Duty(f"reaping {feed.model._meta.label}", partial(self._reap, feed))
+                for feed in self.feeds
             ),
             Duty("reporting", self._report, REPORT_EVERY),
             *added,
@@ -146,23 +146,23 @@ class Service(WorkerThread):
         error = self.attempt(what, do)
         if isinstance(error, TROUBLE) and not (is_contention(error) or is_refusal(error)):
             self.keeper.away_at = clock()
-            for source in self.sources:
-                source.reaper.start_over()
+            for feed in self.feeds:
+                feed.reaper.start_over()
 
     # The switch
 
-    def stop_of(self, source: Source) -> str:
+    def stop_of(self, feed: Feed) -> str:
         """Return why rows of a model are not claimed now, empty while they may be; asks no database."""
-        stops = source.stops
+        stops = feed.stops
         if stops is None:
             return "not known yet"
         if stops.pauses:
             return f"paused: {stops.pauses[0].reason or NO_REASON}"
-        why = stops.throttled or self.throttles.reason_for(source.model)
+        why = stops.throttled or self.throttles.reason_for(feed.model)
         return f"throttled: {why}" if why else ""
 
     def _read_switch_when_it_matters(self) -> bool:
-        is_stopped = any(map(self.stop_of, self.sources))
+        is_stopped = any(map(self.stop_of, self.feeds))
         # An idle process asks, too, to know that it could renew.
         is_silent = clock() - self.keeper.answered_at >= self.keeper.renewal_interval()
         if not (is_stopped or self.inflight.held() or is_silent):
@@ -176,26 +176,26 @@ class Service(WorkerThread):
         What has not started of a model that is stopped goes back. Each claim finds a stop out for itself; this is for
         not asking in vain, and for people to read.
         """
-        for source in self.sources:
-            before = self.stop_of(source)
-            source.stops = stops = stops_of(source.model, using=self.options.using)
+        for feed in self.feeds:
+            before = self.stop_of(feed)
+            feed.stops = stops = stops_of(feed.model, using=self.options.using)
             if stops.pauses or stops.throttled:
-                self.keeper.withdraw(source.model)
-            now = self.stop_of(source)
+                self.keeper.withdraw(feed.model)
+            now = self.stop_of(feed)
             if now and now != before:
-                logger.info("%s is %s", source.model._meta.label, now)
+                logger.info("%s is %s", feed.model._meta.label, now)
             if before and not now:
                 # What stopped its claims is over: look at once, also during a pause.
-                source.called = clock()
+                feed.called = clock()
                 self.inflight.wake()
-        self.keeper.longest_lease = max(source.lease() for source in self.sources)
+        self.keeper.longest_lease = max(feed.lease() for feed in self.feeds)
 
     # The rest
 
-    def _reap(self, source: Source) -> bool:
-        put_back = source.reaper.turn(int(conf.setting("CHUNK_SIZE")))
+    def _reap(self, feed: Feed) -> bool:
+        put_back = feed.reaper.turn(int(conf.setting("CHUNK_SIZE")))
         if put_back:
-            self.counters.count(source.model, expired=put_back)
+            self.counters.count(feed.model, expired=put_back)
         return put_back is not None
 
     def _report(self) -> bool:

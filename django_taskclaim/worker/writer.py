@@ -37,6 +37,7 @@ from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.worker.batch import Ambiguous, Done, Failed, HeldRow, Outcome, PutBack, Result
 from django_taskclaim.worker.calling import complete, judged
 from django_taskclaim.worker.counters import Counters
+from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.records import (
     broken,
@@ -46,7 +47,6 @@ from django_taskclaim.worker.records import (
     lost,
     named,
 )
-from django_taskclaim.worker.sources import Source
 
 #: Seconds until a result that has met a lock is tried again.
 LOCKED = 1.0
@@ -66,14 +66,14 @@ class Writer:
         using: str,
         inflight: InFlight,
         counters: Counters,
-        sources: Mapping[type[Model], Source],
+        feeds: Mapping[type[Model], Feed],
         was_away_since: Callable[[float], bool],
     ) -> None:
         self.using = using
         self.inflight = inflight
         self.counters = counters
         #: Told how long the rows of each model take.
-        self.sources = sources
+        self.feeds = feeds
         #: Says whether the database was away since a moment, as ``LeaseKeeper.was_away_since`` does.
         self.was_away_since = was_away_since
 
@@ -159,7 +159,7 @@ class Writer:
                 self.counters.count_times(held.handler.model, "durations", [seconds])
         ran = sum([held.ran for held in rows])
         if ran and type(result.outcome) in (Done, Ended):
-            self.sources[rows[0].handler.model].note(len(rows), ran)
+            self.feeds[rows[0].handler.model].note(len(rows), ran)
 
     def _write_unlocked(
         self, result: Result, rows: Sequence[HeldRow]

@@ -218,7 +218,7 @@ FAULTS = {
         ),
         fault(
             "A busy worker keeps what it has not started when its model is paused.",
-            (SERVICE, "self.keeper.withdraw(source.model)", "pass"),
+            (SERVICE, "self.keeper.withdraw(feed.model)", "pass"),
         ),
     ],
     10: [

@@ -15,9 +15,9 @@ from django.core.management import call_command
 
 from django_taskclaim.handlers import Handler, handler, unregister
 from django_taskclaim.worker.counters import Counters
+from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.sources import Source
 from django_taskclaim.worker.writer import Writer
 from tests import jsonlog
 from tests.freezing import stat, worker_children
@@ -158,8 +158,8 @@ def work(transactional_db: None, settings: Any) -> Iterator[Callable[..., int]]:
 def writer_of(model: Any) -> tuple[Writer, InFlight, Handler]:
     """Return a writer without a worker, where it takes results from, and a handler of *model*."""
     handler, inflight = Handler(model, print), InFlight()
-    sources = {model: Source(handler, WorkerOptions((), "w", "default"))}
-    writer = Writer("default", inflight, Counters(), sources, lambda moment: False)
+    feeds = {model: Feed(handler, WorkerOptions((), "w", "default"))}
+    writer = Writer("default", inflight, Counters(), feeds, lambda moment: False)
     return writer, inflight, handler
 
 

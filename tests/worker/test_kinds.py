@@ -8,10 +8,10 @@ from django.db import connection
 
 from django_taskclaim.handlers import Handler
 from django_taskclaim.worker.batch import NOT_STARTED, Failed, PutBack, hold
+from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.sources import Source
 from tests.factories import make
 from tests.testapp.models import Effect, Job, Ledger, Photo
 from tests.worker.conftest import Start, Worker, jobs, states, wait_until
@@ -139,7 +139,7 @@ def test_a_blocked_loop_charges_only_a_row_that_must_have_done_it(calls: int, db
     items[0].begin(items[0].rows)
     items[0].started -= 3600
     options = WorkerOptions((), "w", "default")
-    LeaseKeeper("default", [Source(handler, options)], inflight).end_overrun()
+    LeaseKeeper("default", [Feed(handler, options)], inflight).end_overrun()
     outcomes = [(one.outcome, one.rows[0].ran) for one in inflight.unwritten()]
     assert isinstance(outcomes[0][0], Failed if calls == 3 else PutBack)
     assert outcomes[1:] == [(NOT_STARTED, 0.0)] * (calls - 1)

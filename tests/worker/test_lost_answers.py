@@ -9,9 +9,9 @@ import pytest
 from django.db import connection, connections
 
 from django_taskclaim.worker.batch import DONE, Ambiguous, Failed, Outcome, hold
+from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.sources import Source
 from tests.factories import make
 from tests.proxy import FATES, HAS_A_SERVER, CommitProxy, Fate, url_through, withheld
 from tests.querysets.support import Rival
@@ -116,6 +116,6 @@ def test_a_row_whose_transaction_is_committed_late_is_done_and_not_lost(
     rival.connection.commit()
     rival.close()
     options = WorkerOptions((Photo._meta.label,), "w", "default")
-    LeaseKeeper("default", [Source(handler, options)], inflight).renew_when_due()
+    LeaseKeeper("default", [Feed(handler, options)], inflight).renew_when_due()
     wait_until(lambda: writer.write() is not None and inflight.is_empty())
     assert (writer.counters.done, "Lost" in caplog.text) == (1, False)

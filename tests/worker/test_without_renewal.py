@@ -20,10 +20,10 @@ from django_taskclaim.switch import set_overrides
 from django_taskclaim.worker import keeper
 from django_taskclaim.worker.batch import Notes, hold, shared_memory
 from django_taskclaim.worker.claimer import Claimer
+from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.service import Service
-from django_taskclaim.worker.sources import Source
 from tests.factories import make
 from tests.locks import keeping_writers_out
 from tests.proxy import HAS_A_SERVER, CommitProxy, url_through
@@ -116,7 +116,7 @@ def test_rows_that_are_refused_are_read_once_for_all_that_are_held(
         monkeypatch.setattr(module, "refusals", asked, raising=False)
     isolating._remember(ClaimTarget.of(Photo, "default"), 0, ValueError())
     options = WorkerOptions((), "w", "default")
-    keeper.LeaseKeeper("default", [Source(handler, options)], inflight).renew_when_due()
+    keeper.LeaseKeeper("default", [Feed(handler, options)], inflight).renew_when_due()
     assert asked.call_count == 1
 
 
@@ -128,7 +128,7 @@ def test_renewals_follow_the_shortest_lease_that_is_held(db: None) -> None:
     service = Service(WorkerOptions((Photo._meta.label,), "w", "default"), [handler], inflight)
     inflight.add(hold(handler, Photo.objects.claim_batch(1, lease=4)))
     set_overrides(Photo, lease=timedelta(hours=1), using="default")
-    (source,) = service.sources
-    source.stops = stops_of(Photo)
-    assert source.lease() == timedelta(hours=1)
+    (feed,) = service.feeds
+    feed.stops = stops_of(Photo)
+    assert feed.lease() == timedelta(hours=1)
     assert service.keeper.renewal_interval() == 4 / RENEWALS_PER_LEASE

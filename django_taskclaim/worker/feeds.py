@@ -1,4 +1,4 @@
-"""What a worker claims from: the rows of each model that it takes, the ranges that it plans, and what is left."""
+"""What feeds a worker: of each model the rows that it takes, the ranges that it plans, and what is left of both."""
 
 import math
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class Stray:
     until: float = 0.0
 
 
-class Source:
+class Feed:
     """One model that is claimed from, and what its last claims have taught. Its methods raise the database's errors."""
 
     def __init__(self, handler: Handler, options: WorkerOptions) -> None:
