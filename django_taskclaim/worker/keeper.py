@@ -96,7 +96,7 @@ class LeaseKeeper:
             if held.is_overdue(clock()) and not held.claim.lost:
                 # A running one is renewed again as soon as that works, for the second run would be beside the first.
                 held.claim.lost = held.fenced = True
-                lost(held.row, "could not be renewed in time")
+                lost(held, "could not be renewed in time")
         self.inflight.put_back(lambda held: held.claim.lost)
 
     # Renewing
@@ -129,7 +129,7 @@ class LeaseKeeper:
             if not ((held := renewable[id(row)]).ending or held.claim.ended)
         ]
         for held in gone:
-            lost(held.row, "the renewal found another token")
+            lost(held, "the renewal found another token")
         self.inflight.put_back(lambda held: held in gone)
         return True
 

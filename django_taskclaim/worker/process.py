@@ -207,9 +207,7 @@ class Process:
             return ExitCode.RECYCLE
         if cut_short:
             return ExitCode.CUT_SHORT
-        if self.claimer.leaves_work:
-            return ExitCode.WORK_LEFT
-        return ExitCode.ENDED
+        return ExitCode.WORK_LEFT if self.claimer.leaves_work else ExitCode.ENDED
 
 
 def run_child(

@@ -13,6 +13,7 @@ from django_taskclaim.connecting import is_refusal
 from django_taskclaim.error_text import class_and_text, describe, log, one_line
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.formatting import counted, with_source
+from django_taskclaim.worker.batch import HeldRow
 from django_taskclaim.worker.counters import Counters
 
 logger = logging.getLogger("django_taskclaim.worker")
@@ -59,24 +60,22 @@ def changed(
     log(logger, level, "%s %s", event.capitalize(), what, raised=raised, extra=facts)
 
 
-def lost(row: models.Model, why: str, *, error: BaseException | None = None) -> None:
+def lost(held: HeldRow, why: str, *, error: BaseException | None = None) -> None:
     """Record once that the claim of a row is lost, with what its handler raised, if it did.
 
     What it raises after the loss was recorded is recorded by itself, as ``raised``.
     """
-    claim = claim_of(row)
-    again = claim is not None and claim.loss_logged
+    again = held.claim.loss_logged
     if again and (error is None or isinstance(error, ClaimLost)):
         return
-    if claim is not None:
-        claim.loss_logged = True
+    held.claim.loss_logged = True
     facts: dict[str, Any] = {}
     if error is not None:
         name, text = class_and_text(error)
         why = f"{why}; its handler raised {one_line(name, text)}"
         facts = {"error": name, "told": text[:200]}
     event = "raised" if again else "lost"
-    changed(event, [row], 0.0, level=logging.WARNING, why=why, raised=error, **facts)
+    changed(event, [held.row], 0.0, level=logging.WARNING, why=why, raised=error, **facts)
 
 
 def broken(what: str, error: BaseException | str, **facts: object) -> None:

@@ -148,7 +148,7 @@ class Running:
             ensure_usable(self.using)
             note_start(held.row)
         except ClaimLost:
-            lost(held.row, "before it could begin")
+            lost(held, "before it could begin")
             self.inflight.judge(item, [(held, Ended())])
         except Exception as error:
             drop_broken(self.using)

@@ -165,12 +165,9 @@ class Service(WorkerThread):
         is_stopped = any(map(self.stop_of, self.feeds))
         # An idle process asks, too, to know that it could renew.
         is_silent = clock() - self.keeper.answered_at >= self.keeper.renewal_interval()
-        if not (is_stopped or self.inflight.held() or is_silent):
-            return False
-        self.read_switch()
-        return True
+        return bool(is_stopped or self.inflight.held() or is_silent) and self.read_switch()
 
-    def read_switch(self) -> None:
+    def read_switch(self) -> bool:
         """Look which models are stopped, by a person or for everybody, and note the overrides.
 
         What has not started of a model that is stopped goes back. Each claim finds a stop out for itself; this is for
@@ -189,6 +186,7 @@ class Service(WorkerThread):
                 feed.called = clock()
                 self.inflight.wake()
         self.keeper.longest_lease = max(feed.lease() for feed in self.feeds)
+        return True
 
     # The rest
 

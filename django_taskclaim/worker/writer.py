@@ -233,7 +233,7 @@ class Writer:
             if held.claim.ambiguous:
                 _log_ambiguous(held, error or "the answer to its COMMIT was lost")
             else:
-                lost(held.row, "noticed when its result was written", error=error)
+                lost(held, "noticed when its result was written", error=error)
 
     # The verbs
 

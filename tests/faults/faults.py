@@ -242,7 +242,7 @@ FAULTS = {
         ),
         fault(
             "A drain that ends with work left exits with 0.",
-            (PROCESS, "return ExitCode.WORK_LEFT", "return ExitCode.ENDED"),
+            (PROCESS, "return ExitCode.WORK_LEFT if", "return ExitCode.ENDED if"),
         ),
     ],
     12: [
