@@ -89,19 +89,15 @@ class WorkerOptions:
         if not self.filters:
             return found
         status = claim_columns(model).status.name
-        for text in self.filters:
-            if text.partition("=")[0].split(LOOKUP_SEP)[0] == status:
-                sentence = f"--filter {text}: claims take open rows only; leave {status!r} out."
-                raise CommandError(sentence, returncode=ExitCode.USAGE)
-        conditions = [condition_of(text, model) for text in self.filters]
+        conditions = [condition_of(text, model, but_for=status) for text in self.filters]
         return replace(found, queryset=found.rows().filter(*conditions))
 
 
 # Filters
 
 
-def condition_of(text: str, model: type[models.Model]) -> models.Q:
-    """Return the condition that *text* names; CommandError if ``filter()`` would refuse it.
+def condition_of(text: str, model: type[models.Model], *, but_for: str = "") -> models.Q:
+    """Return the condition that *text* names; CommandError if ``filter()`` would refuse it, or it is on *but_for*.
 
     The database is not asked.
     """
@@ -109,6 +105,8 @@ def condition_of(text: str, model: type[models.Model]) -> models.Q:
     try:
         if not (equals and lookup.isidentifier()):
             raise ValueError("it is no filter; write lookup=value, country=NZ for example")
+        if lookup.split(LOOKUP_SEP)[0] == but_for:
+            raise ValueError(f"claims take open rows only; leave {but_for!r} out")
         condition = models.Q((lookup, _value(lookup, value)))
         models.QuerySet(model).filter(condition)
     except (FieldError, TypeError, ValueError, ValidationError) as error:
