@@ -42,6 +42,7 @@ from tests.admin.room import (
     worker,
 )
 from tests.commands import run
+from tests.control.test_throughput import minute
 from tests.factories import make
 from tests.limits.test_overrides import handled
 from tests.limits.test_workers import closed_now
@@ -161,14 +162,6 @@ def test_what_runs_is_listed_the_longest_first_and_people_by_their_names(boss: C
     assert re.search(r"the longest first .*boss \(you\) .*user:017 .*nobody .*1 of 5", page)
 
 
-def test_the_overview_has_the_worst_first(boss: Client) -> None:
-    make(Photo, 1)
-    make(UuidKey, 1)
-    UuidKey.objects.claim_batch(1, durable=False)[0].claim.complete()
-    page = text_of(boss.get(overview()))
-    assert page.index("READY") < page.index("IDLE") < page.index("DONE")
-
-
 # The switch
 
 
@@ -202,7 +195,11 @@ def test_a_pause_waits_for_workers_and_not_for_people(looks: Client) -> None:
 def test_a_model_with_nothing_to_do_is_idle(looks: Client) -> None:
     failed(1)
     worker()
+    make(UuidKey, 1)
+    UuidKey.objects.claim_batch(1, durable=False)[0].claim.complete()
     assert "IDLE" in text_of(looks.get(photos()))
+    page = text_of(somebody(is_superuser=True).get(overview()))
+    assert page.index("IDLE") < page.index("DONE"), "the worst first"
 
 
 def throttled(reason: str) -> list[dict[str, str]]:
@@ -235,12 +232,7 @@ def test_a_page_without_a_living_worker_promises_nothing(looks: Client) -> None:
         row.claim.complete()
     name, now = held(silent=True), timezone.now().replace(second=0, microsecond=0)
     for ago in range(1, 10):
-        ThroughputMinute.objects.create(
-            model="testapp.photo",
-            at=now - timedelta(minutes=ago),
-            process=name,
-            counts={"done": 60},
-        )
+        minute(now, ago, process=name, done=60)
     page = text_of(looks.get(photos()))
     assert "5 of 10" in page
     assert "no worker is alive" in page

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.switch import set_overrides
 from django_taskclaim.worker.counters import times
+from tests.control.test_throughput import total
 from tests.limits.test_workers import closed_now
 from tests.testapp.models import Job
 from tests.worker.conftest import Start, Worker, jobs, start_worker, states, wait_until
@@ -49,11 +49,6 @@ def follows(worker: Worker, rows: int) -> None:
     """Wait until a claim that begins from now on takes so many rows."""
     before = len(claims(worker))
     wait_until(lambda: rows in claims(worker)[before:], what=f"a batch of {rows}")
-
-
-def total(name: str) -> Any:
-    counts = ThroughputMinute.objects.values_list("counts", flat=True)
-    return sum(Counter[str](one)[name] for one in counts)
 
 
 # Throughput
