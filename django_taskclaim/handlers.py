@@ -12,15 +12,8 @@ from django.core.exceptions import AppRegistryNotReady, ImproperlyConfigured
 from django.db import connections, models
 from django.db.models.expressions import Combinable
 
-from django_taskclaim import conf
+from django_taskclaim import columns, conf
 from django_taskclaim.awaitables import is_coroutine_function, name_of
-from django_taskclaim.columns import (
-    claim_columns,
-    has_claim_columns,
-    has_ranges,
-    is_claimable,
-    is_companion,
-)
 from django_taskclaim.completion import CompletionOption, Mark
 from django_taskclaim.conf import accepting
 from django_taskclaim.db import dialect_for, is_supported
@@ -77,12 +70,12 @@ class Handler(Policy):
     @cached_property
     def needs_source(self) -> bool:
         """Whether the rows are companions, which are nothing without their sources."""
-        return is_companion(self.model)
+        return columns.is_companion(self.model)
 
     @cached_property
     def has_ranges(self) -> bool:
         """Whether a row is a range of keys: long work, of which a worker takes no more than it runs."""
-        return has_ranges(self.model)
+        return columns.has_ranges(self.model)
 
     @cached_property
     def is_async(self) -> bool:
@@ -232,17 +225,17 @@ def _register(
         known = ", ".join(sorted(HandlerOptions.__annotations__))
         raise TypeError(f"@handler has no option {', '.join(unknown)}. It has {known}.")
     model = _model_of(given_model)
-    if has_claim_columns(model) and not is_claimable(model):
+    if columns.has_claim_columns(model) and not columns.is_claimable(model):
         # The check E005 says what is wrong with its columns.
         return
-    claim_columns(model)
+    columns.claim_columns(model)
     names = {one.name.removeprefix("own_"): one.name for one in fields(Handler)}
     given: dict[str, Any] = {names[option]: value for option, value in options.items()}
     new = Handler(
         model,
         function,
         unlimited=options.get("timeout", 0) is None,
-        gets_sources=is_companion(model),
+        gets_sources=columns.is_companion(model),
         **given,
     )
     checked_results(model, new.update_fields)
@@ -261,7 +254,7 @@ def _register(
         )
     _handlers[model] = policies[model] = new
     if new.wake_up:
-        called_for.add(claim_columns(model).owner)
+        called_for.add(columns.claim_columns(model).owner)
 
 
 def _model_of(given: object) -> type[models.Model]:
@@ -334,7 +327,9 @@ def models_with_handler() -> list[type[models.Model]]:
     own = [
         model
         for model in apps.get_models()
-        if is_claimable(model) and claim_columns(model).owner is model and handler_for(model)
+        if columns.is_claimable(model)
+        and columns.claim_columns(model).owner is model
+        and handler_for(model)
     ]
     return sorted({*_handlers, *own}, key=lambda model: model._meta.label)
 

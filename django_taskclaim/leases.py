@@ -19,16 +19,9 @@ from typing import Self
 from asgiref.sync import sync_to_async
 from django.db import Error, IntegrityError, connections, models, router
 
-from django_taskclaim import conf
+from django_taskclaim import conf, connecting
 from django_taskclaim.awaitables import async_twin
 from django_taskclaim.claim import clock, new_holder
-from django_taskclaim.connecting import (
-    close_all,
-    drop_broken,
-    ensure_usable,
-    guard_connections,
-    use_own_connection,
-)
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow, dialect_for
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable, TaskClaimError
@@ -229,7 +222,7 @@ class named_lease:
         RENEWER.drop(self)
         try:
             # The server may have ended the session while the block ran.
-            ensure_usable(self.using)
+            connecting.ensure_usable(self.using)
             if self._retry.call(self._standing().update, claimed_by=None, expires_at=None):
                 self._log(logging.INFO, "released")
             elif not was_lost:
@@ -243,15 +236,15 @@ class named_lease:
         began, failure = clock(), ""
         try:
             if self.using not in {one.alias for one in connections.all(initialized_only=True)}:
-                use_own_connection(self.using)
-            ensure_usable(self.using)
+                connecting.use_own_connection(self.using)
+            connecting.ensure_usable(self.using)
             if self._standing().update(expires_at=DatabaseLater(self.lease)):
                 self.renewed_at = began
             else:
                 self._lose(TAKEN_OVER)
         except Exception as error:
             failure = f"could not be renewed, {type(error).__name__}: {error}"
-            drop_broken(self.using)
+            connecting.drop_broken(self.using)
         if failure and not self.has_trouble:
             self._log(logging.WARNING, "trouble", failure)
         self.has_trouble = bool(failure)
@@ -313,7 +306,7 @@ class Renewer:
             self._held.discard(held)
 
     def _run(self) -> None:
-        guard_connections(IDLE, ours_alone=True)
+        connecting.guard_connections(IDLE, ours_alone=True)
         try:
             while kept := self._kept():
                 for held in kept:
@@ -321,7 +314,7 @@ class Renewer:
                         held.renew_in_background()
                 time.sleep(LOOK_EVERY)
         finally:
-            close_all()
+            connecting.close_all()
 
     def _kept(self) -> list[named_lease]:
         """Return what is held; where that is nothing, this thread must end."""

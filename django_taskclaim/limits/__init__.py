@@ -13,22 +13,13 @@ from typing import Any, NamedTuple
 from django.db import connections, models, router
 from django.utils import timezone
 
-from django_taskclaim import conf
+from django_taskclaim import conf, tables
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.policy import policies_over
 from django_taskclaim.querysets.scope import ClaimTarget, is_running
 from django_taskclaim.querysets.transactions import refuse_old_snapshots
-from django_taskclaim.tables import (
-    LIMITS,
-    RateLevel,
-    Switch,
-    own_scopes,
-    scope_of,
-    scopes_over,
-    stop_scopes,
-    throttle_scope,
-)
+from django_taskclaim.tables import LIMITS, RateLevel, Switch
 
 # What a rate and hours mean
 
@@ -103,10 +94,10 @@ def _value(name: str, model: type[models.Model], switches: dict[str, Switch]) ->
 
     That of a parent goes before a child's.
     """
-    for scope in own_scopes(model):
+    for scope in tables.own_scopes(model):
         value = getattr(switches.get(scope), name, None)
         for cls, policy in policies_over(model).items():
-            if value is None and scope_of(cls) == scope:
+            if value is None and tables.scope_of(cls) == scope:
                 value = getattr(policy, name)
         if value:
             return value, scope
@@ -169,9 +160,9 @@ def stops_of(model: type[models.Model], *, using: str | None = None) -> Stops:
     It is one question, and one for the time where nothing is stored and the handler names hours.
     """
     using = using or router.db_for_write(model)
-    rows: Any = Switch.objects.using(using).filter(scope__in=stop_scopes(model))
+    rows: Any = Switch.objects.using(using).filter(scope__in=tables.stop_scopes(model))
     found: dict[str, Any] = {row.scope: row for row in rows.annotate(now=DatabaseNow())}
-    stored = any(found[scope].limits_claims for scope in own_scopes(model) if scope in found)
+    stored = any(found[scope].limits_claims for scope in tables.own_scopes(model) if scope in found)
     (known.add if stored else known.discard)((using, model))
     now = next((as_utc(row.now) for row in found.values()), None)
     if now is None and _in_force(model, found).hours:
@@ -184,14 +175,18 @@ def stops_among(
 ) -> Stops:
     """Return what of *switches* stops claims of *model* at the moment *now*; without one no hours are over."""
     off = {scope: row for scope, row in switches.items() if now and row.is_off(now)}
-    throttles = [off[scope] for one in own_scopes(model) if (scope := throttle_scope(one)) in off]
+    throttles = [
+        off[scope]
+        for one in tables.own_scopes(model)
+        if (scope := tables.throttle_scope(one)) in off
+    ]
     limits, closed = _in_force(model, switches), None
     if now and limits.hours and (opens := opens_at(limits.hours, now)) is not None:
         reason = f"outside the hours {with_zone(limits.hours)}"
         closed = LimitReached(reason, opens, (opens - now).total_seconds())
     return Stops(
-        own=switches.get(scope_of(model)) or Switch(),
-        pauses=[off[scope] for scope in scopes_over(model) if scope in off],
+        own=switches.get(tables.scope_of(model)) or Switch(),
+        pauses=[off[scope] for scope in tables.scopes_over(model) if scope in off],
         throttle=max(throttles, key=lambda row: as_utc(row.until), default=None),
         limits=limits,
         closed=closed,

@@ -21,14 +21,8 @@ from django_taskclaim.db.base import Bound, bind
 from django_taskclaim.db.sql import SQL, Key, sql
 from django_taskclaim.fields import AnyField
 from django_taskclaim.policy import Policy, policies_over
-from django_taskclaim.querysets.scope import (
-    ClaimTarget,
-    Rows,
-    in_state,
-    is_open,
-    is_running,
-    is_waiting,
-)
+from django_taskclaim.querysets import scope
+from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.states import Status
 
 # One limit
@@ -75,8 +69,8 @@ class KeyLimit:
         """Match rows of keys of which no row may be claimed, or with an order perhaps none."""
         if not self.order:
             return self.full(target)
-        blocks = in_state(target.columns, Status.PROCESSING, *self.idle_blocks)
-        blocks |= is_open(target.columns) & is_waiting(target.columns)
+        blocks = scope.in_state(target.columns, Status.PROCESSING, *self.idle_blocks)
+        blocks |= scope.is_open(target.columns) & scope.is_waiting(target.columns)
         rows = target.rows.order_by().filter(blocks, **{f"{self.name}__isnull": False})
         return Q(**{f"{self.name}__in": rows.values(self.name)})
 
@@ -93,7 +87,7 @@ class KeyLimit:
         parts: list[SQL] = []
         # The index has the state first, so the first open row and the first that blocks are found apart.
         for states in ([Status.OPEN], self.idle_blocks):
-            rows = target.rows.filter(in_state(columns, *states), **{self.name: Bound("key")})
+            rows = target.rows.filter(scope.in_state(columns, *states), **{self.name: Bound("key")})
             first = target.dialect.compiled(self._in_order(target, rows), 1, columns.key)
             assert first is not None, "rows in some state are possible"
             for value in values:
@@ -115,7 +109,7 @@ class KeyLimit:
 
 def _running(target: ClaimTarget) -> Rows:
     """Return what is processing, for any holder, expired or not."""
-    return target.rows.order_by().filter(is_running(target.columns))
+    return target.rows.order_by().filter(scope.is_running(target.columns))
 
 
 # Choosing rows
