@@ -34,10 +34,15 @@ Named = Sequence[tuple[str, AnyField]]
 
 
 class LiveTable:
-    """A table in use on SQLite, which has one writer: other writers wait until a step has ended."""
+    """A table in use on PostgreSQL or MySQL, which keep a constant default beside the table.
+
+    So adding a column, or changing its default, writes no row.
+    """
 
     #: Settings of the session under which a step waits for a lock for a moment only.
     short_wait: ClassVar[Mapping[str, str]] = {}
+    #: What each statement for new columns ends with.
+    how: ClassVar[Sequence[Clause]] = ()
 
     def __init__(self, schema_editor: Any, model: type[models.Model]) -> None:
         self.editor = schema_editor
@@ -47,18 +52,21 @@ class LiveTable:
 
     def add_columns(self, fields: Sequence[AnyField], existing: str) -> None:
         """Add the columns: rows that are there get the state *existing*, new rows the defaults of the fields."""
+        added = {field: self._as_added(field, existing) for field in fields}
+        new = [self._add_clause(one) for one in self._missing([*added.values()])]
+        changed = [self._default_clause(field) for field, one in added.items() if one is not field]
+        # One transaction for both, where the database has one around such statements.
+        in_one = self.connection.features.can_rollback_ddl
+        for clauses in [[*new, *changed]] if in_one else filter(None, [new, changed]):
+            self._change(self._alter, [*clauses, *self.how])
 
-        def add() -> None:
-            # A default cannot be changed later here, so each column is added as it stays.
-            self._alter([self._clause("ADD COLUMN", field) for field in fields])
-            for field in fields:
-                if isinstance(field, StatusField):
-                    value = self.editor.quote_value(existing)
-                    self.editor.execute(
-                        f"UPDATE {self.name} SET {self._quoted(field)} = {value}", None
-                    )
+    def _as_added(self, field: AnyField, existing: str) -> AnyField:
+        """Return the field with the default that gives rows that are there their value."""
+        return _with_default(field, existing) if isinstance(field, StatusField) else field
 
-        self._change(add)
+    def _missing(self, fields: Sequence[AnyField]) -> Sequence[AnyField]:
+        """Return those of the fields that the table lacks: all, where an interrupted step leaves none behind."""
+        return fields
 
     def drop_columns(self, fields: Sequence[AnyField]) -> None:
         self._change(self._alter, [(f"DROP COLUMN {self._quoted(one)}", ()) for one in fields])
@@ -73,9 +81,13 @@ class LiveTable:
         for text, params in clauses:
             self.editor.execute(f"ALTER TABLE {self.name} {text}", params or None)
 
-    def _clause(self, verb: str, field: AnyField) -> Clause:
+    def _add_clause(self, field: AnyField) -> Clause:
         definition, params = self.editor.column_sql(self.model, field)
-        return f"{verb} {self._quoted(field)} {definition}", params
+        return f"ADD COLUMN {self._quoted(field)} {definition}", params
+
+    def _default_clause(self, field: AnyField) -> Clause:
+        default, params = self.editor.db_default_sql(field)
+        return f"ALTER COLUMN {self._quoted(field)} SET DEFAULT {default}", params
 
     def _quoted(self, field: AnyField) -> str:
         return str(self.editor.quote_name(field.column))
@@ -104,22 +116,23 @@ class LiveTable:
                     self.editor.execute(f"SET SESSION {name} = DEFAULT", None)
 
 
-class PostgreSQLTable(LiveTable):
-    """PostgreSQL keeps a constant default beside the table: adding a column, or changing its default, writes no row."""
-
-    short_wait: ClassVar = {"lock_timeout": "'50ms'"}
+class SQLiteTable(LiveTable):
+    """SQLite has one writer, so other writers wait until a step has ended."""
 
     def add_columns(self, fields: Sequence[AnyField], existing: str) -> None:
-        clauses = []
-        for field in fields:
-            is_state = isinstance(field, StatusField)
-            as_added = _with_default(field, existing) if is_state else field
-            clauses.append(self._clause("ADD COLUMN", as_added))
-            if is_state:
-                usual, params = self.editor.db_default_sql(field)
-                change = f"ALTER COLUMN {self._quoted(field)} SET DEFAULT {usual}"
-                clauses.append((change, params))
-        self._change(self._alter, clauses)
+        self._change(self._add, fields, self.editor.quote_value(existing))
+
+    def _add(self, fields: Sequence[AnyField], existing: str) -> None:
+        # A default cannot be changed later here, so each column is added as it stays.
+        self._alter([self._add_clause(field) for field in fields])
+        for status in (self._quoted(one) for one in fields if isinstance(one, StatusField)):
+            self.editor.execute(f"UPDATE {self.name} SET {status} = {existing}", None)
+
+
+class PostgreSQLTable(LiveTable):
+    """PostgreSQL makes a step in one transaction, and an index beside readers and writers."""
+
+    short_wait: ClassVar = {"lock_timeout": "'50ms'"}
 
     def add_index(self, index: models.Index) -> None:
         """Build the index, unless it exists; an invalid one, left by an interrupted build, is dropped first."""
@@ -152,20 +165,19 @@ class MySQLTable(LiveTable):
     #: The shortest that these servers know.
     short_wait: ClassVar = {"lock_wait_timeout": "1"}
 
-    def add_columns(self, fields: Sequence[AnyField], existing: str) -> None:
+    #: The server refuses a step for which it would have to copy the table.
+    how: ClassVar = [("ALGORITHM=INSTANT", ())]
+
+    def _missing(self, fields: Sequence[AnyField]) -> Sequence[AnyField]:
         look, table = self.connection.introspection, real_name(self.model._meta.db_table)
         with self.connection.cursor() as cursor:
             there = {one.name for one in look.get_table_description(cursor, table)}
-        added = {field: self._as_added(field, existing) for field in fields}
-        new = [one for one in added.values() if one.column not in there]
-        for verb, some in {
-            "ADD COLUMN": new,
-            "MODIFY COLUMN": [field for field, one in added.items() if one is not field],
-        }.items():
-            if some:
-                # The server refuses this if it would have to copy the table.
-                instant = ("ALGORITHM=INSTANT", ())
-                self._change(self._alter, [*(self._clause(verb, one) for one in some), instant])
+        return [one for one in fields if one.column not in there]
+
+    def _default_clause(self, field: AnyField) -> Clause:
+        # MySQL refuses SET DEFAULT ('') for a text.
+        definition, params = self._add_clause(field)
+        return definition.replace("ADD", "MODIFY", 1), params
 
     def add_index(self, index: models.Index) -> None:
         look, table = self.connection.introspection, real_name(self.model._meta.db_table)
@@ -181,14 +193,11 @@ class MySQLTable(LiveTable):
         super()._alter([(", ".join(text for text, _ in clauses), params)])
 
     def _as_added(self, field: AnyField, existing: str) -> AnyField:
-        """Return the field with the default that gives rows that are there their value."""
-        if isinstance(field, StatusField):
-            return _with_default(field, existing)
         is_text = (field.db_type(self.connection) or "").endswith("text")
         if is_text and not self.connection.mysql_is_mariadb:
             # MySQL calls the default of a text an expression, and copies the table for it.
             return _with_default(field, NOT_PROVIDED)
-        return field
+        return super()._as_added(field, existing)
 
 
 def _with_default(field: AnyField, value: Any) -> AnyField:
@@ -229,7 +238,7 @@ class LiveOperation(Operation):
         model = state.apps.get_model(app_label, self.model_name)
         if not self.allow_migrate_model(editor.connection.alias, model):
             return
-        table = _KINDS.get(editor.connection.vendor, LiveTable)(editor, model)
+        table = _KINDS.get(editor.connection.vendor, SQLiteTable)(editor, model)
         if editor.connection.in_atomic_block:
             raise ImproperlyConfigured(
                 f"{type(self).__name__} takes its locks for moments, so it cannot run inside a transaction; set"
