@@ -242,10 +242,10 @@ def test_a_limit_that_another_process_sets_is_never_broken(process_env: dict[str
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rate": "fast"}, "number of rows in a second"),
+        ({"rate": "fast"}, "number of rows a second"),
         ({"max_running": -1}, "whole number from 1"),
-        ({"hours": "22:00-25:00"}, "window such as"),
-        ({"hours": "06:00-06:00"}, "end where it begins"),
+        ({"hours": "22:00-25:00"}, "times of the day that differ"),
+        ({"hours": "06:00-06:00"}, "times of the day that differ"),
     ],
 )
 def test_a_wrong_limit_is_refused(given: dict[str, Any], message: str) -> None:
