@@ -25,7 +25,7 @@ from django.utils.translation import gettext_lazy
 from django_taskclaim import conf
 from django_taskclaim.admin.confirming import Answer, Crumb, confirm
 from django_taskclaim.admin.control_room.forms import ReasonForm
-from django_taskclaim.admin.display import STATES, facts_of, summary
+from django_taskclaim.admin.display import STATES, WAITING, facts_of, summary
 from django_taskclaim.admin.permissions import Admin, OperatePermission, may, row_permission
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
@@ -69,7 +69,12 @@ class ActionForm(ReasonForm):
 
     running = forms.BooleanField(label=gettext_lazy("Take running rows from their holders"))
     complete = forms.BooleanField(label=gettext_lazy("Include rows that are complete"))
-    field_order = (*NAMED.values(), "reason")
+    at = forms.DateTimeField(
+        label=gettext_lazy("Not now, but at"),
+        required=False,
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
+    )
+    field_order = (*NAMED.values(), "at", "reason")
 
     def __init__(self, *args: Any, action: Action, states: Collection[str], **options: Any):
         """*states* are those of the rows; nothing is asked about others."""
@@ -78,6 +83,8 @@ class ActionForm(ReasonForm):
             self.fields[name].required = state in action.states
             if state not in states or not action.takes(state):
                 del self.fields[name]
+        if not action.waiting:
+            del self.fields["at"]
         if action.stores_reason:
             self.fields["reason"].required = True
             self.fields["reason"].help_text = _("It is the error of the rows.")
@@ -109,10 +116,11 @@ class ClaimActions(OperatePermission):
         self, request: HttpRequest, row: models.Model, *, query: str = ""
     ) -> Buttons:
         """Yield the buttons of a row, those first that are made for its state; others ask for a tick."""
-        status = facts_of(row).status
+        facts = facts_of(row)
+        status = facts.status
         if self.has_operate_permission(request, row):
             for action in sorted(ROW_ACTIONS, key=lambda action: status not in action.states):
-                if action.takes(status):
+                if action.takes(status) and (facts.kind == WAITING or not action.waiting):
                     where = self.claim_address("claim", quote(row.pk), action.slug)
                     yield {"title": str(action.label), "path": where + query}
 
@@ -191,6 +199,7 @@ class ClaimActions(OperatePermission):
                 named=named,
                 reason=answer["reason"],
                 # Among too many rows nobody has counted them.
+                options={"at": answer["at"]} if action.waiting else {},
                 left={one: states[one] for one in others if row is None and states.total() <= MOST},
             )
             return HttpResponseRedirect(back if is_over else request.get_full_path())
@@ -211,7 +220,7 @@ class ClaimActions(OperatePermission):
         )
 
 
-def _of_list(action: Action) -> Callable[..., HttpResponseBase]:
+def list_action(action: Action) -> Callable[..., HttpResponseBase]:
     """Return the action as Django's list of actions calls it."""
     label: Any = action.label
 
@@ -222,10 +231,6 @@ def _of_list(action: Action) -> Callable[..., HttpResponseBase]:
 
     run.__name__ = f"claim_{action.slug.replace('-', '_')}"
     return run
-
-
-#: The actions of the list.
-CLAIM_ACTIONS = [_of_list(action) for action in ROW_ACTIONS]
 
 
 # Acting
@@ -240,12 +245,13 @@ def run_action(
     keys: Iterable[list[Any]] | None = None,
     named: Collection[str] = (),
     reason: str = "",
+    options: Mapping[str, object] | None = None,
     left: Mapping[str, int] | None = None,
 ) -> bool:
     """Act on *rows* for as long as a request has time, record it, tell the user, and say whether it is over.
 
     With *keys* only on those, chunk by chunk. *named* are the states that the user has named beside the action's own,
-    *left* how many rows are in others.
+    *options* what the verb is given beside, *left* how many rows are in other states.
     """
     chosen, may = action.chosen(rows, named), row_permission(request, model_admin)
     # No verb reaches rows through an aggregate.
@@ -260,7 +266,7 @@ def run_action(
                 break
             key = str(part[0]) if len(part) == 1 and not turn else ""
             mine = part if may is None else [r.pk for r in chosen.filter(pk__in=part) if may(r)]
-            done = action.run(reached.filter(pk__in=mine), named, reason)
+            done = action.run(reached.filter(pk__in=mine), named, reason, **(options or {}))
             changed += done
             errors = [one.error for one in refusals(rows.model, rows.db, began) if one.key in mine]
             alone.update(REFUSED % {"error": error} for error in errors)

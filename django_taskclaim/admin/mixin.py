@@ -13,7 +13,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_taskclaim.admin.actions import CLAIM_ACTIONS, FILTERS_KEPT, ClaimActions, alias_of
+from django_taskclaim.admin.actions import FILTERS_KEPT, ClaimActions, alias_of, list_action
 from django_taskclaim.admin.control_room.mounting import register
 from django_taskclaim.admin.display import facts_of, look_at, steps_of, summary
 from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, ClaimFilter, order_of
@@ -25,6 +25,7 @@ from django_taskclaim.columns import (
     is_companion,
     source_key_text,
 )
+from django_taskclaim.control.actions import ROW_ACTIONS
 from django_taskclaim.limits import stops_of
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.states import Status
@@ -64,7 +65,8 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
 
     def __init__(self, model: Any, admin_site: Any) -> None:
         """Raise TypeError for a model that is not claimable, ImproperlyConfigured without django-admin-actions."""
-        claim_columns(model)
+        columns = claim_columns(model)
+        ours = [list_action(one) for one in ROW_ACTIONS if columns.not_before or not one.waiting]
         if not apps.is_installed("admin_actions"):
             raise ImproperlyConfigured(
                 "ClaimAdminMixin needs the package that draws its buttons: pip install 'django-taskclaim[admin]', and"
@@ -76,7 +78,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         # Buttons of the list lead there.
         register(admin_site)
         if self.actions is not None:
-            self.actions = [*CLAIM_ACTIONS, *self.actions]
+            self.actions = [*ours, *self.actions]
         chosen = {*self.raw_id_fields, *self.autocomplete_fields, *self.radio_fields}
         if takes_source(model) and LINK not in chosen:
             # Else the form would offer every source there is.

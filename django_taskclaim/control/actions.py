@@ -12,6 +12,7 @@ from django.utils.translation import ngettext, pgettext_lazy
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.formatting import format_number
 from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.querysets.scope import is_waiting
 from django_taskclaim.states import Status
 
 Text = str | Promise
@@ -43,6 +44,8 @@ class Action(Instruction):
     verb: Callable[..., Any]
     #: Whether the reason is stored in the rows, as their error.
     stores_reason: bool = False
+    #: Whether it changes only open rows that wait.
+    waiting: bool = False
 
     @property
     def slug(self) -> str:
@@ -59,8 +62,9 @@ class Action(Instruction):
 
     def chosen(self, rows: ClaimQuerySet[Any], named: Iterable[str] = ()) -> ClaimQuerySet[Any]:
         """Return those of *rows* that it changes."""
-        status = claim_columns(rows.model).status.name
-        return rows.filter(**{f"{status}__in": self.states_of(named)})
+        columns = claim_columns(rows.model)
+        found = rows.filter(**{f"{columns.status.name}__in": self.states_of(named)})
+        return found.filter(is_waiting(columns)) if self.waiting else found
 
     def run(
         self, rows: ClaimQuerySet[Any], named: Iterable[str] = (), reason: str = "", **options: Any
@@ -87,6 +91,15 @@ RESET = Action(
     states=frozenset({Status.FAILED}),
     named=("running", "complete"),
     verb=ClaimQuerySet.reset,
+)
+RUN = Action(
+    name="run",
+    label=_("Run now"),
+    sentence=_("A row that waits is due at once, or at the moment that you choose."),
+    done=_("rescheduled"),
+    states=frozenset({Status.OPEN}),
+    verb=ClaimQuerySet.run_at,
+    waiting=True,
 )
 PAUSE_ROWS = Action(
     name="pause rows",
@@ -124,7 +137,7 @@ FAIL = Action(
 )
 
 #: What can be done to rows from the admin, in the order of its menu.
-ROW_ACTIONS = (RESET, PAUSE_ROWS, RESUME_ROWS, RELEASE, FAIL)
+ROW_ACTIONS = (RESET, RUN, PAUSE_ROWS, RESUME_ROWS, RELEASE, FAIL)
 
 PRUNE = Action(
     name="prune",

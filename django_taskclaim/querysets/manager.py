@@ -1,7 +1,7 @@
 """``ClaimQuerySet`` and ``ClaimManager``: the public face of every verb."""
 
 from collections.abc import Collection, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from django.db import models
@@ -192,6 +192,10 @@ class ClaimQuerySet(FencedQuerySet[M]):
         """Open paused rows again and return how many. Options as of ``reset``."""
         return operating.in_chunks(self, operating.RESUME, limit, progress)
 
+    def run_at(self, at: datetime | None = None, *, limit: int | None = None) -> int:
+        """Make open rows that wait due at a moment, or now, and return how many; *limit* bounds it."""
+        return operating.in_chunks(self, operating.run_at(at), limit)
+
     def fail_rows(
         self,
         error: BaseException | str,
@@ -275,6 +279,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
     areset = async_twin(reset)
     apause_rows = async_twin(pause_rows)
     aresume_rows = async_twin(resume_rows)
+    arun_at = async_twin(run_at)
     afail_rows = async_twin(fail_rows)
     aprune = async_twin(prune)
     aprogress = async_twin(progress)

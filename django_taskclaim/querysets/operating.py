@@ -17,7 +17,7 @@ from django_taskclaim.db import DatabaseLater
 from django_taskclaim.db.notify import call_workers
 from django_taskclaim.db.sql import SKIP, SQL, Change, Key, both
 from django_taskclaim.error_text import text_to_store
-from django_taskclaim.fields import NEVER_WAITED
+from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import scope
 from django_taskclaim.querysets.failing import store_text
@@ -179,6 +179,23 @@ RESUME = StateChange(act="resumed", states=[Status.PAUSED], sets=scope.OPEN_AGAI
 TAKE_BACK = StateChange(
     act="taken back", states=[Status.PROCESSING], sets=scope.OPEN_AGAIN, opens=True
 )
+
+
+class RunAt(StateChange):
+    """Makes rows due that wait; those that are claimed alone keep their mark."""
+
+    def condition(self, target: ClaimTarget) -> Q:
+        columns = target.columns
+        found = super().condition(target) & scope.is_waiting(columns)
+        # A range may wait for rows that are committed late.
+        is_range = columns.not_before is not None and has_ranges(columns.owner)
+        return found & ~Q(not_before=OPEN_ENDED) if is_range else found
+
+
+def run_at(at: datetime | None) -> StateChange:
+    """Return what makes waiting rows due at a moment, or with None now."""
+    sets = {"not_before": scope.NOW if at is None else at}
+    return RunAt(act="rescheduled", states=[Status.OPEN], sets=sets, opens=True)
 
 
 def _states(*always: Status, complete: bool, running: bool) -> list[Status]:

@@ -71,7 +71,8 @@ class Act(NamedTuple):
 def acts_of(action: Action) -> Iterator[Act]:
     """Yield every way to one action: of the list, of one row in each state, of all rows of the model."""
     end, slug = ENDS[action.name], action.slug
-    chosen = {kind: end for state in action.states for kind in KINDS[state]}
+    kinds = KINDS | ({"open": ("waiting",)} if action.waiting else {})
+    chosen = {kind: end for state in action.states for kind in kinds[state]}
     own = "claim_" + slug.replace("-", "_")
     always = {NAMED[state]: "on" for state in action.states if state in NAMED}
     for name in ("", *action.named):
@@ -83,7 +84,7 @@ def acts_of(action: Action) -> Iterator[Act]:
         yield Act(f"{own} {name}", where, typed, chosen | more, action.name, action=own)
     states = {*action.states, *(state for state, name in NAMED.items() if name in action.named)}
     for state in sorted(states):
-        kind = KINDS[state][0]
+        kind = kinds[state][0]
         at = lambda rows, kind=kind: act_on(Photo, slug, rows[kind])  # noqa: E731
         typed = WHY | ({NAMED[state]: "on"} if state in NAMED else {})
         yield Act(f"button {slug} of {kind}", at, typed, {kind: end}, action.name)
@@ -124,6 +125,7 @@ KINDS = {
 #: In which state an action leaves a row.
 ENDS = {
     "reset": "open",
+    "run": "open",
     "pause rows": "paused",
     "resume rows": "open",
     "release": "open",
@@ -185,7 +187,9 @@ def world(rows: Rows) -> dict[str, Any]:
     """Return all that an act could change."""
     switch = paused_by(Photo)
     commands = WorkerProcess.objects.exclude(command="").values_list("command", flat=True)
-    return {kind: facts(row).status for kind, row in rows.items()} | {
+    waiting = {row.pk for row in Photo.objects.open()} - {row.pk for row in Photo.objects.due()}
+    status = {kind: facts(row).status for kind, row in rows.items()}
+    return {kind: "waiting" if rows[kind].pk in waiting else status[kind] for kind in rows} | {
         "switch": switch and (switch.scope, switch.by, switch.reason),
         "commands": list(commands),
         "batch size": overrides_of(Photo, using="default").get("batch_size"),

@@ -174,6 +174,15 @@ def test_buttons_and_actions_find_rows_by_any_key(boss: Client, in_states: Any, 
     assert said(answer).endswith("2 running, 1 complete, 2 paused.")
 
 
+def test_a_row_in_back_off_runs_at_the_moment_that_is_typed(boss: Client, in_states: Any) -> None:
+    rows = in_states(Photo)
+    assert act_on(Photo, "run", rows["open"]) not in boss.get(address(Photo)).content.decode()
+    where = act_on(Photo, "run", rows["waiting"])
+    assert where in boss.get(address(Photo)).content.decode()
+    perform(boss, where, {"at": "2036-01-01T00:00"})
+    assert facts(rows["waiting"]).not_before.year in {2035, 2036}
+
+
 def retry(client: Client) -> Any:
     return perform(client, photos("retry", group=group_of(client)), {"reason": "why"})
 

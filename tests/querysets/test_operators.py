@@ -1,12 +1,15 @@
-"""An operator's verbs over rows that somebody else may hold: ``fail_rows`` and ``take_back``."""
+"""An operator's verbs over rows: ``fail_rows``, ``take_back`` and ``run_at``."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.fields import QUARANTINED
 from tests.commands import in_each_state
 from tests.factories import make
 from tests.querysets.support import facts, has, stored
@@ -61,6 +64,25 @@ def test_running_rows_are_taken_back_uncounted_and_no_others(model: Any) -> None
         assert (now.attempts, now.not_before) == (then.attempts, then.not_before)
     with pytest.raises(ClaimLost):
         held.claim.complete()
+
+
+@TABLES
+def test_rows_that_wait_run_at_a_moment_or_now(model: Any) -> None:
+    """Others keep their turn, and one that is to be claimed alone keeps its mark."""
+    if not has(model, "not_before"):
+        make(model, 1)
+        assert model.objects.run_at() == 0
+        return
+    (now,) = make(model)
+    (waiting,) = make(model, not_before=timezone.now() + timedelta(hours=1))
+    (alone,) = make(model, not_before=QUARANTINED)
+    before, then = [stored(row) for row in (now, alone)], timezone.now() + timedelta(hours=3)
+    assert model.objects.run_at(then) == 1
+    assert abs(facts(waiting).not_before - then) < timedelta(seconds=1)
+    assert model.objects.run_at() == 1
+    assert {row.pk for row in model.objects.due()} == {now.pk, waiting.pk, alone.pk}
+    assert model.objects.run_at() == 0
+    assert [stored(row) for row in (now, alone)] == before
 
 
 @TABLES
