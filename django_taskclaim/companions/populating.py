@@ -11,7 +11,6 @@ from django.db.models import Exists, F, OuterRef, Q, Value
 from django_taskclaim.columns import SourceLink, source_link
 from django_taskclaim.conf import NUMBER_OR_NONE
 from django_taskclaim.db.notify import call_workers
-from django_taskclaim.db.sql import SQL
 from django_taskclaim.fields import AnyField
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, is_of_one_table, refuse_unclaimable
 from django_taskclaim.querysets.transactions import run
@@ -79,10 +78,9 @@ class Population:
 
     def _insert(self, sources: Rows) -> int:
         """Insert what is not there, by one INSERT … SELECT."""
-        there = self.target.rows
+        there, pairs = self.target.rows, list(zip(self.link.own, self.link.theirs, strict=True))
         # On an empty table this condition would only cost time.
         if there.exists():
-            pairs = zip(self.link.own, self.link.theirs, strict=True)
             same = {own.attname: OuterRef(theirs.attname) for own, theirs in pairs}
             sources = sources.filter(~Exists(there.filter(**same)))
         # All columns but the key and those with a default in the database.
@@ -91,12 +89,10 @@ class Population:
             for field in self.others
             if not field.has_db_default() and (default := field.get_default()) is not None
         }
-        values = [*(F(field.attname) for field in self.link.theirs), *constants.values()]
-        named = {f"taskclaim_{number}": one for number, one in enumerate(values)}
-        chosen, dialect = sources.annotate(**named).values_list(*named), self.target.dialect
-        text, params = chosen.query.get_compiler(connection=dialect.connection).as_sql()
-        into = [*self.link.own, *constants]
-        return dialect.insert_selected(self.target.table, into, SQL(text, tuple(params)))
+        keys = {own: F(theirs.attname) for own, theirs in pairs}
+        return self.target.dialect.insert_selected(
+            self.target.table, sources, {**keys, **constants}
+        )
 
     def _copy(self, sources: Rows) -> int:
         """Read the keys of *sources* and insert those that are not there."""

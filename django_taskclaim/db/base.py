@@ -34,7 +34,7 @@ from django_taskclaim.db.sql import (
     unqualified,
     value,
 )
-from django_taskclaim.fields import as_utc, moment_reader
+from django_taskclaim.fields import AnyField, as_utc, moment_reader
 from django_taskclaim.states import Status
 
 #: The rows of this table are the advisory locks of databases that have none for a transaction.
@@ -428,7 +428,10 @@ class Dialect(Session):
             for key, cells in zip(table.prepared_keys(keys), given, strict=True)
         ]
 
-    def insert_selected(self, table: KeyTable, into: Fields, selected: SQL) -> int:
-        """Insert the rows that a SELECT returns into the columns *into*, and return how many."""
-        names = ", ".join(map(table.column, into))
-        return self.run(sql("INSERT INTO {} ({}) {}", table.name, names, selected))
+    def insert_selected(self, table: KeyTable, rows: Rows, values: Mapping[AnyField, Any]) -> int:
+        """Insert into each of these columns the expression beside it, of each of *rows*, and return how many."""
+        named = {f"taskclaim_{number}": one for number, one in enumerate(values.values())}
+        chosen = rows.annotate(**named).values_list(*named).query
+        text, params = chosen.get_compiler(connection=self.connection).as_sql()
+        into = ", ".join(map(table.column, values))
+        return self.run(SQL(f"INSERT INTO {table.name} ({into}) {text}", tuple(params)))

@@ -9,7 +9,7 @@ from django.db import models
 from django_taskclaim.claim import COMPLETED as ENDED_WELL
 from django_taskclaim.columns import LINK, KeyColumns, is_claimable, is_companion, source_link
 from django_taskclaim.completion import Archive, Clear, Delete
-from django_taskclaim.db.sql import SQL, Change, KeyTable, OwnValues
+from django_taskclaim.db.sql import Change, KeyTable, OwnValues
 from django_taskclaim.exceptions import SourceGone, TaskClaimError
 from django_taskclaim.fields import AnyField
 from django_taskclaim.policy import policy_for
@@ -202,23 +202,20 @@ def _copy(archive: type[models.Model], held: HeldRows) -> None:
     """Copy rows that this transaction has completed to *archive*, by one INSERT … SELECT."""
     target, keys = held.target, held.keys
     here, fresh = {field.attname for field in target.model._meta.concrete_fields}, archive()
-    shared: list[AnyField] = []
-    own: dict[AnyField, Any] = {}
+    values: dict[AnyField, Any] = {}
     for field in archive._meta.local_concrete_fields:
         if getattr(field, "generated", False):
             continue
         if field.attname in here:
-            shared.append(field)
+            values[field] = models.F(field.attname)
             continue
         given = field.pre_save(fresh, add=True)
         # The others are filled in by the database itself.
         if given is not None and not hasattr(given, "resolve_expression"):
-            own[field] = models.Value(given, output_field=field)
+            values[field] = models.Value(given, output_field=field)
     rows: models.QuerySet[Any] = models.QuerySet(target.model, using=target.alias).order_by()
     rows = rows.filter(**{f"{target.columns.key_path(target.model)}__in": keys})
-    query = rows.values_list(*(field.attname for field in shared), *own.values()).query
-    text, params = query.get_compiler(connection=target.dialect.connection).as_sql()
     table = KeyTable(KeyColumns(archive), target.dialect.connection)
-    copied = target.dialect.insert_selected(table, [*shared, *own], SQL(text, tuple(params)))
+    copied = target.dialect.insert_selected(table, rows, values)
     if copied != len(keys):
         raise TaskClaimError(f"Archived {copied} of {len(keys)} rows; rolled back.")

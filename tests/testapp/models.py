@@ -52,6 +52,8 @@ class CompositeKey(TaskMixin, Payload):
     pk = models.CompositePrimaryKey("tenant", "number")
     tenant = models.IntegerField()
     number = models.IntegerField()
+    #: Django would call an expression by this name.
+    value1 = models.TextField(default="")
 
 
 class Parent(TaskMixin, Payload):
