@@ -216,10 +216,8 @@ def is_given(name: str) -> bool:
     return name in getattr(settings, SETTING, {})
 
 
-def duration(name: str) -> timedelta:
-    """Return a setting that is a duration."""
-    value: timedelta = setting(name)
-    return value
+#: ``setting``, for one that is a duration.
+duration: Callable[[str], timedelta] = setting
 
 
 def waiting_time(value: float | timedelta, what: str = "delay") -> timedelta:

@@ -31,7 +31,7 @@ Reasons = Iterator[checks.CheckMessage]
 def reasons(seen: Overview) -> Reasons:
     """Yield the reasons that an overview shows; an estimate has a ``~``."""
     why_not = (_nobody_works, _hidden, _limited) if seen.due else (_none_due,)
-    looks = (_paused, _throttled, _expired, *why_not, _ended)
+    looks = (_stopped, _expired, *why_not, _ended)
     found = [finding for look in looks for finding in look(seen)]
     due = _rows(seen, seen.due, Status.OPEN)
     yield from found or [checks.Info(f"{due} due, and workers are alive.")]
@@ -45,17 +45,10 @@ def _rows(seen: Overview, count: int, state: Status) -> str:
 # What stops a model
 
 
-def _paused(seen: Overview) -> Reasons:
-    pause = seen.pause
-    if pause is None:
-        return
-    yield checks.Warning(
-        f"{describe_pause(pause)}. Nothing is claimed meanwhile.",
-        f"manage.py claimresume {paused_model(pause) or '--all'}",
-    )
-
-
-def _throttled(seen: Overview) -> Reasons:
+def _stopped(seen: Overview) -> Reasons:
+    if pause := seen.pause:
+        text = f"{describe_pause(pause)}. Nothing is claimed meanwhile."
+        yield checks.Warning(text, f"manage.py claimresume {paused_model(pause) or '--all'}")
     for source in dict.fromkeys(throttle.source for throttle in seen.throttles):
         same = [throttle for throttle in seen.throttles if throttle.source == source]
         processes = listed([throttle.process for throttle in same], 3)

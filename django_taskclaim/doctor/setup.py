@@ -103,12 +103,6 @@ def missing_index(model: type[models.Model], alias: str) -> Iterator[checks.Chec
     )
 
 
-def server_findings(alias: str) -> Iterator[checks.CheckMessage]:
-    """Yield what the system checks find on the server of one database, and a transaction that is open for long."""
-    yield from check_servers(databases=[alias])
-    yield from oldest_transaction(alias)
-
-
 # What a server keeps of rows that have changed; claims read past it
 
 
@@ -125,8 +119,9 @@ def dead_rows(model: type[models.Model], alias: str) -> Iterator[checks.CheckMes
         )
 
 
-def oldest_transaction(alias: str) -> Iterator[checks.CheckMessage]:
-    """Yield that a transaction has been open for long on one database, where the server shows it."""
+def server_findings(alias: str) -> Iterator[checks.CheckMessage]:
+    """Yield what the system checks find on the server of one database, and a transaction that is open for long."""
+    yield from check_servers(databases=[alias])
     # On MySQL the user needs the privilege PROCESS for that, and the list may be refused for a moment.
     with suppress(DatabaseError):
         for seconds, holder, remedy in server_for(connections[alias]).oldest_transaction():
