@@ -11,14 +11,7 @@ from django.db.models.manager import BaseManager
 from django_taskclaim import conf
 from django_taskclaim.db.sql import Key
 from django_taskclaim.exceptions import CommitUnknown, TaskClaimError
-from django_taskclaim.querysets.scope import Target, refuse_unclaimable
-from django_taskclaim.querysets.transactions import (
-    AmbiguousCommit,
-    detecting_lost_commit,
-    no_transaction,
-    refuse_transaction,
-    unbroken_transaction,
-)
+from django_taskclaim.querysets import scope, transactions
 
 M = TypeVar("M", bound=models.Model)
 
@@ -54,7 +47,7 @@ def take(
         queryset = queryset.all()
     if not isinstance(queryset, models.QuerySet):
         raise TypeError(f"take() wants a queryset, such as Outbox.objects.all(), not {queryset!r}.")
-    refuse_unclaimable(queryset)
+    scope.refuse_unclaimable(queryset)
     # A copy, sent where rows are written, whose rows are locked by nothing but this.
     rows = queryset.all()
     rows.query.select_for_update = False
@@ -73,21 +66,21 @@ def take(
 def _taken(
     queryset: models.QuerySet[M], limit: int, delete: bool, idle: timedelta
 ) -> Iterator[list[M]]:
-    target = Target.of_rows(queryset.model, queryset.db)
+    target = scope.Target.of_rows(queryset.model, queryset.db)
     connection = target.dialect.connection
-    refuse_transaction(connection, "take() commits when its block ends")
+    transactions.refuse_transaction(connection, "take() commits when its block ends")
     complaint = (
         "The transaction of take() was over before its block was, so nothing was kept: the block swallowed a database"
         f" error, ended the transaction itself, or sent no query for {idle.total_seconds():g} s"
     )
-    outermost = no_transaction(connection)
+    outermost = transactions.no_transaction(connection)
     committed: list[bool] = []
     try:
-        with detecting_lost_commit(target, target.dialect.guarded_transaction(idle)):
+        with transactions.detecting_lost_commit(target, target.dialect.guarded_transaction(idle)):
             if outermost:
                 # The first hook of all: one that raises afterwards says nothing about the COMMIT.
                 transaction.on_commit(lambda: committed.append(True), using=target.alias)
-            with unbroken_transaction(target.alias, complaint):
+            with transactions.unbroken_transaction(target.alias, complaint):
                 rows = _lock(queryset, limit, target, deleting=delete)
                 keys = [target.columns.key_of(row) for row in rows]
                 yield rows
@@ -99,13 +92,15 @@ def _taken(
                         f"The key of {target.model._meta.label} ({names}) is not unique: {len(part)} keys mean {gone}"
                         " rows. Nothing was deleted."
                     )
-    except AmbiguousCommit as error:
+    except transactions.AmbiguousCommit as error:
         if committed:
             raise
         raise CommitUnknown(rows, (), rows) from error
 
 
-def _lock(queryset: models.QuerySet[M], limit: int, target: Target, *, deleting: bool) -> list[M]:
+def _lock(
+    queryset: models.QuerySet[M], limit: int, target: scope.Target, *, deleting: bool
+) -> list[M]:
     """Lock rows and return them as the queryset shows them, in its order."""
     if queryset.query.is_empty():
         return []

@@ -14,16 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import KeyColumns
-from django_taskclaim.db.base import (
-    CANDIDATES,
-    NAMED_LEASES,
-    ClaimedRow,
-    ClaimStatement,
-    Dialect,
-    Values,
-    bind,
-    rows_by_role,
-)
+from django_taskclaim.db import base
 from django_taskclaim.db.sql import (
     SKIP,
     SQL,
@@ -52,7 +43,7 @@ KEY_INDEXES = "_taskclaim_key_indexes"
 NO_SUCH_THREAD = 1094
 
 
-class MySQL(Dialect):
+class MySQL(base.Dialect):
     """A SELECT that sorts locks every row it sorts, so nothing here locks rows that it puts in order.
 
     All row locks are taken through the primary key: claims that lock index entry then row, beside completions that
@@ -154,7 +145,7 @@ class MySQL(Dialect):
             f"The table {name} has no index on {', '.join(map(str, key))}, so all rows are locked to find one."
         )
 
-    def claim(self, statement: ClaimStatement, values: Values) -> list[ClaimedRow]:
+    def claim(self, statement: base.ClaimStatement, values: base.Values) -> list[base.ClaimedRow]:
         table, fields = statement.table, statement.fields
         # An UPDATE with a LIMIT can neither join nor look at its own table.
         marks_first = statement.simple and conf.setting("CLAIM_STRATEGY") == "update_limit"
@@ -162,20 +153,20 @@ class MySQL(Dialect):
         keys = claim(statement, values)
         parts = self.chunks(keys, table)
         rows = [row for part in parts for row in self.select(table, fields, table.keyed(part))]
-        return rows_by_role(fields, table, rows)
+        return base.rows_by_role(fields, table, rows)
 
-    def _lock_and_claim(self, statement: ClaimStatement, values: Values) -> list[Key]:
+    def _lock_and_claim(self, statement: base.ClaimStatement, values: base.Values) -> list[Key]:
         """Lock the first rows that nobody else has, claim them, and return their keys."""
         table = statement.table
         candidates, condition = (
-            bind(statement.candidates, values),
-            bind(statement.condition, values),
+            base.bind(statement.candidates, values),
+            base.bind(statement.condition, values),
         )
         keys = self._lock_chosen(table, candidates, condition, values["limit"])
         if not keys:
             return []
-        change = Change([bind(statement.assignments, values)])
-        written = self.write(table, keys, change, bind(statement.claimable, values))
+        change = Change([base.bind(statement.assignments, values)])
+        written = self.write(table, keys, change, base.bind(statement.claimable, values))
         if not written:
             # A pause was committed between the two statements.
             return []
@@ -214,9 +205,9 @@ class MySQL(Dialect):
                 "SELECT STRAIGHT_JOIN {} FROM ({}) {} JOIN {} ON {} WHERE {} LIMIT {} {}{}",
                 table.key_list,
                 first,
-                CANDIDATES,
+                base.CANDIDATES,
                 self.update_target(table),
-                table.same_key(CANDIDATES, table.key),
+                table.same_key(base.CANDIDATES, table.key),
                 both(condition, new),
                 str(limit - len(locked)),
                 self.lock_clause,
@@ -228,7 +219,7 @@ class MySQL(Dialect):
                 return [*locked]
             look *= self.LOOK_AHEAD
 
-    def _update_limit(self, statement: ClaimStatement, values: Values) -> list[Key]:
+    def _update_limit(self, statement: base.ClaimStatement, values: base.Values) -> list[Key]:
         """Claim as servers without SKIP LOCKED can: mark the first rows in order, then find them by the mark."""
         table, columns, name = statement.table, statement.table.columns, values["holder"]
         # The mark belongs to this statement: by its name a holder would find the rows of its earlier claims, too.
@@ -240,8 +231,8 @@ class MySQL(Dialect):
             sql(
                 "UPDATE {} SET {} WHERE {} ORDER BY {} LIMIT {}",
                 table.name,
-                bind(statement.assignments, {**values, "holder": mark}),
-                bind(statement.condition, values),
+                base.bind(statement.assignments, {**values, "holder": mark}),
+                base.bind(statement.condition, values),
                 ", ".join(ranking),
                 value(values["limit"]),
             )
@@ -290,7 +281,7 @@ class MySQL(Dialect):
             sql(
                 "INSERT INTO {} (name, claimed_at, iteration) VALUES ({}, {}, 0)"
                 " ON DUPLICATE KEY UPDATE claimed_at = VALUES(claimed_at)",
-                NAMED_LEASES,
+                base.NAMED_LEASES,
                 value(f"queue:{digest}"),
                 self.now,
             )
@@ -306,7 +297,7 @@ def is_mariadb(connection: BaseDatabaseWrapper) -> bool:
 
 
 @contextmanager
-def changed_setting(dialect: Dialect, name: str, to: float) -> Iterator[None]:
+def changed_setting(dialect: base.Dialect, name: str, to: float) -> Iterator[None]:
     """Change a setting of the session during the block, for none counts for a transaction alone."""
     ((before,),) = dialect.fetch(SQL(f"SELECT @@SESSION.{name}"))
     session = dialect.connection.connection
