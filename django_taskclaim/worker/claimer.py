@@ -67,7 +67,7 @@ class Claimer(WorkerThread):
             options.using, inflight, service.counters, feeds, self.keeper.was_away_since
         )
         inflight.low = max((feed.least for feed in self.feeds), default=1)
-        #: Set when there is nothing more to take: drained, or the limits of rows or time are reached.
+        #: Set by this thread, after its last claim: drained, told to, or the limits of rows or time are reached.
         self.finished = threading.Event()
         self.claimed = 0
         #: By ``clock()``, until when the connection is taken to be there still.
@@ -209,10 +209,9 @@ class Claimer(WorkerThread):
             drop_broken(self.options.using)
             pause = max(poll, LONGEST_WAIT)
         if feed.reached is not None:
-            pause = poll
-            if feed.reached.wait is not None:
-                # As soon as that is worth while, and not only after the usual pause.
-                pause = min(LONGEST_WAIT, feed.reached.wait * random.uniform(1.0, 1.1))
+            wait = feed.reached.wait
+            # As soon as that is worth while, and not only after the usual pause.
+            pause = poll if wait is None else min(LONGEST_WAIT, wait * random.uniform(1.0, 1.1))
         feed.next_look = clock() + pause if pause else 0.0
 
     def _claim(self, feed: Feed, poll: float) -> float:
