@@ -6,16 +6,8 @@ import threading
 import time
 from typing import Any
 
+from django_taskclaim import connecting
 from django_taskclaim.claim import clock, new_holder
-from django_taskclaim.connecting import (
-    close_all,
-    drop_broken,
-    ensure_usable,
-    guard_connections,
-    is_refusal,
-    tidy_up,
-    use_own_connection,
-)
 from django_taskclaim.monitoring.overview import seconds_due
 from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.worker.batch import hold
@@ -74,8 +66,8 @@ class Claimer(WorkerThread):
         self._usable_until = 0.0
 
     def run(self) -> None:
-        use_own_connection(self.options.using)
-        guard_connections(self.keeper.longest_lease, ours_alone=True)
+        connecting.use_own_connection(self.options.using)
+        connecting.guard_connections(self.keeper.longest_lease, ours_alone=True)
         failures = 0
         try:
             while not self._is_over():
@@ -87,7 +79,7 @@ class Claimer(WorkerThread):
                     self._rest(failures)
             self.attempt(WORK, self._end)
         finally:
-            close_all()
+            connecting.close_all()
 
     def _end(self) -> None:
         """Give back rows on which nobody works, before there is nobody left to do it."""
@@ -112,7 +104,7 @@ class Claimer(WorkerThread):
     def _turn(self) -> None:
         """Wait until there is something to do, and do it."""
         self.inflight.wait_until(self._next_turn)
-        guard_connections(self.keeper.longest_lease, ours_alone=True)
+        connecting.guard_connections(self.keeper.longest_lease, ours_alone=True)
         for feed in self.feeds:
             if feed.strays and feed.strays_at <= clock():
                 self._ensure_usable()
@@ -128,7 +120,7 @@ class Claimer(WorkerThread):
                 looked = True
         if self._may_claim() and (self._has_reached_a_limit() or (looked and self._has_drained())):
             self.finished.set()
-        tidy_up()
+        connecting.tidy_up()
 
     def _next_turn(self) -> float:
         """Return when, by ``clock()``, there is something to do."""
@@ -159,7 +151,7 @@ class Claimer(WorkerThread):
 
     def _ensure_usable(self) -> None:
         if clock() >= self._usable_until:
-            ensure_usable(self.options.using)
+            connecting.ensure_usable(self.options.using)
 
     def _note_use(self) -> None:
         # A server that ends idle sessions ends this one after a lease.
@@ -200,13 +192,13 @@ class Claimer(WorkerThread):
         try:
             pause = self._claim(feed, poll)
         except Exception as error:
-            if not is_refusal(error):
+            if not connecting.is_refusal(error):
                 # The reason for this look still holds.
                 feed.next_look = 0.0
                 raise
             # Of this model alone: a column that is missing, a queryset that is wrong. The others go on.
             log_rarely(f"{self.options.name}: claiming from {feed.handler.name}", error)
-            drop_broken(self.options.using)
+            connecting.drop_broken(self.options.using)
             pause = max(poll, LONGEST_WAIT)
         if feed.reached is not None:
             wait = feed.reached.wait
@@ -280,7 +272,7 @@ class Claimer(WorkerThread):
         except BaseException:
             self.inflight.give_back(hold(handler, rows))
             # The connection to another database may have broken.
-            tidy_up()
+            connecting.tidy_up()
             raise
 
     # Ending by itself

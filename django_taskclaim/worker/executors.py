@@ -7,14 +7,8 @@ from functools import partial
 
 from asgiref.sync import sync_to_async
 
+from django_taskclaim import connecting
 from django_taskclaim.claim import Ended
-from django_taskclaim.connecting import (
-    close_all,
-    drop_broken,
-    guard_connections,
-    has_opened,
-    tidy_up,
-)
 from django_taskclaim.exceptions import Permanent
 from django_taskclaim.throttling.breaker import CircuitBreaker
 from django_taskclaim.worker.batch import Done, Failed, WorkItem
@@ -67,10 +61,12 @@ class Executor(WorkerThread):
         That is what a frozen process may block others for; a handler's own transaction has that long. Leases may have
         changed, and rows that were claimed before keep their *lease*.
         """
-        guard_connections(2 * max(lease, self.service.keeper.longest_lease), ours_alone=False)
+        connecting.guard_connections(
+            2 * max(lease, self.service.keeper.longest_lease), ours_alone=False
+        )
 
     def _tidy_up(self, *, idle: bool = False) -> None:
-        self.attempt("tidying up", partial(tidy_up, idle=idle))
+        self.attempt("tidying up", partial(connecting.tidy_up, idle=idle))
 
 
 class HandlerThread(Executor):
@@ -87,7 +83,7 @@ class HandlerThread(Executor):
                 else:
                     self._work(item)
         finally:
-            close_all()
+            connecting.close_all()
 
     def _work(self, item: WorkItem) -> None:
         try:
@@ -98,10 +94,10 @@ class HandlerThread(Executor):
         except BaseException as error:
             # The thread goes on; without a result the rows are left to their leases.
             broken(f"{named(item.rows[0].row)} could not be run", error)
-            drop_broken(self.options.using)
+            connecting.drop_broken(self.options.using)
         finally:
             self._settle(item)
-            if has_opened(threading.get_ident()):
+            if connecting.has_opened(threading.get_ident()):
                 self._tidy_up()
 
 
@@ -129,7 +125,7 @@ class LoopThread(Executor):
                 continue
             working.add(task := asyncio.create_task(self._work(item)))
             task.add_done_callback(working.discard)
-        await sync_to_async(close_all)()
+        await sync_to_async(connecting.close_all)()
 
     async def _follow_leases(self) -> None:
         if (longest := self.service.keeper.longest_lease) != self._longest:
@@ -145,5 +141,5 @@ class LoopThread(Executor):
             broken(f"{named(item.rows[0].row)} could not be run", error)
         finally:
             self._settle(item)
-            if has_opened(self.running.orm_thread):
+            if connecting.has_opened(self.running.orm_thread):
                 await sync_to_async(self._tidy_up)()

@@ -13,16 +13,8 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from django_taskclaim import conf
+from django_taskclaim import conf, connecting
 from django_taskclaim.claim import clock, process_name
-from django_taskclaim.connecting import (
-    TROUBLE,
-    close_all,
-    guard_connections,
-    is_contention,
-    is_refusal,
-    use_own_connection,
-)
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.handlers import Handler
 from django_taskclaim.leases import forget
@@ -110,7 +102,7 @@ class Service(WorkerThread):
     # The thread
 
     def run(self) -> None:
-        use_own_connection(self.options.using)
+        connecting.use_own_connection(self.options.using)
         self.started.set()
         try:
             while not self.leaving.is_set():
@@ -119,10 +111,10 @@ class Service(WorkerThread):
                 if duty.at_end:
                     self._guarded(duty.name, duty.job)
         finally:
-            close_all()
+            connecting.close_all()
 
     def _round(self) -> None:
-        guard_connections(self.keeper.longest_lease, ours_alone=True)
+        connecting.guard_connections(self.keeper.longest_lease, ours_alone=True)
         patience = self.keeper.renewal_interval() / 2
         for duty in self._duties:
             began = clock()
@@ -144,7 +136,9 @@ class Service(WorkerThread):
 
         # The leases of this process depend on this thread going on.
         error = self.attempt(what, do)
-        if isinstance(error, TROUBLE) and not (is_contention(error) or is_refusal(error)):
+        if isinstance(error, connecting.TROUBLE) and not (
+            connecting.is_contention(error) or connecting.is_refusal(error)
+        ):
             self.keeper.away_at = clock()
             for feed in self.feeds:
                 feed.reaper.start_over()

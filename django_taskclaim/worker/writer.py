@@ -13,17 +13,9 @@ from typing import Any
 from django.db import Error, connections
 from django.db.models import Model
 
+from django_taskclaim import connecting
 from django_taskclaim.claim import COMPLETED, Ended, carried_claim, clock
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.connecting import (
-    TROUBLE,
-    drop_broken,
-    end_session_of,
-    ensure_usable,
-    is_contention,
-    is_refusal,
-    waiting_once,
-)
 from django_taskclaim.contention import Meaning, meaning_of
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import class_and_text, one_line, text_to_store
@@ -110,7 +102,7 @@ class Writer:
         def attempt(rows: Sequence[HeldRow]) -> None:
             try:
                 self._send(result, rows)
-            except TROUBLE as error:
+            except connecting.TROUBLE as error:
                 # What a session in trouble refused may pass at a second try.
                 if not search.is_of_a_row(error):
                     raise
@@ -133,7 +125,7 @@ class Writer:
                 # Its handler may be saving it as another row.
                 held.carrier()
         try:
-            with waiting_once(self.using):
+            with connecting.waiting_once(self.using):
                 if result.locked:
                     rows, locked = self._write_unlocked(result, rows)
                 else:
@@ -141,7 +133,10 @@ class Writer:
         except ClaimLost as error:
             self._log_lost(result, _those_of(rows, error.lost))
         except Exception as error:
-            if not is_contention(error) or dialect_for(connections[self.using]).has_one_writer:
+            if (
+                not connecting.is_contention(error)
+                or dialect_for(connections[self.using]).has_one_writer
+            ):
                 raise
             self._go_around(self.inflight.split(result, rows), error)
             return
@@ -204,7 +199,7 @@ class Writer:
         seconds = LOCKED
         # What breaks here says nothing of the rows that were written just before. The next statement meets it, too.
         with suppress(Error):
-            if result.thread is not None and end_session_of(result.thread, self.using):
+            if result.thread is not None and connecting.end_session_of(result.thread, self.using):
                 logger.error("%s: its database session was ended", named(result.rows[0].row))
                 result.thread, seconds = None, FREED
         result.locked, result.came = True, clock() + seconds
@@ -328,24 +323,24 @@ class _Search:
         Raises the error of a database that is away.
         """
         connection = connections[self.using]
-        if is_contention(error):
+        if connecting.is_contention(error):
             return False
-        if is_refusal(error):
+        if connecting.is_refusal(error):
             if not connection.in_atomic_block:
                 # The answer may have been the last of its session.
-                ensure_usable(self.using)
+                connecting.ensure_usable(self.using)
             return True
         self._ended_session = error
         if connection.in_atomic_block or meaning_of(error) is Meaning.SERVER:
             # The session goes on, but the server can write nothing.
             return False
-        drop_broken(self.using)
+        connecting.drop_broken(self.using)
         connection.ensure_connection()
         return True
 
     def check(self, error: Exception, *, is_first: bool) -> None:
         """Raise the error of a session that has ended because the database was away: no result is to blame."""
-        is_doubtful = is_first or not is_refusal(error)
+        is_doubtful = is_first or not connecting.is_refusal(error)
         if is_doubtful and self._ended_session is not None and self.was_away_since(self.began):
             raise self._ended_session
 

@@ -283,8 +283,8 @@ FAULTS = {
             "Every row leaves a database connection behind.",
             (
                 "worker/executors.py",
-                "if has_opened(threading.get_ident()):\n",
-                "if has_opened(threading.get_ident()):\n"
+                "if connecting.has_opened(threading.get_ident()):\n",
+                "if connecting.has_opened(threading.get_ident()):\n"
                 "                from django.db import connections\n\n"
                 '                old = self.__dict__.setdefault("old", [])\n'
                 "                old.append(connections[self.options.using])\n"
