@@ -15,11 +15,7 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "handler", "named_lease", "take"]
 
 #: Where each public name is found.
-_MODULES = {
-    "handler": "handlers",
-    "named_lease": "leases",
-    "take": "taking",
-}
+_MODULES = {"handler": "handlers", "named_lease": "leases", "take": "taking"}
 
 
 def __getattr__(name: str) -> object:

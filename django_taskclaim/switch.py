@@ -23,12 +23,7 @@ from django_taskclaim.formatting import first_line, format_moment
 from django_taskclaim.handlers import handler_for, models_with_handler
 from django_taskclaim.limits import stops_of
 from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE
-from django_taskclaim.tables import (
-    EVERY_MODEL,
-    OVERRIDES,
-    Switch,
-    scope_of,
-)
+from django_taskclaim.tables import EVERY_MODEL, OVERRIDES, Switch, scope_of
 
 Until = datetime | timedelta | float | None
 

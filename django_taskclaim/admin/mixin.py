@@ -18,13 +18,7 @@ from django_taskclaim.admin.control_room.mounting import register
 from django_taskclaim.admin.display import facts_of, look_at, steps_of, summary
 from django_taskclaim.admin.filters import FILTERS, BoundedPaginator, ClaimFilter, order_of
 from django_taskclaim.admin.permissions import Base
-from django_taskclaim.columns import (
-    LINK,
-    claim_columns,
-    has_ranges,
-    is_companion,
-    source_key_text,
-)
+from django_taskclaim.columns import LINK, claim_columns, has_ranges, is_companion, source_key_text
 from django_taskclaim.control.actions import ROW_ACTIONS
 from django_taskclaim.limits import stops_of
 from django_taskclaim.monitoring.overview import database_time

@@ -46,10 +46,7 @@ GAUGES: dict[str, tuple[str, Callable[[Overview], float]]] = {
     "expired": ("Running rows whose lease has ended.", lambda seen: seen.expired),
     "paused": ("1 while a pause stops claims.", lambda seen: seen.pause is not None),
     "throttled": ("1 while an automatic stop is in force.", lambda seen: bool(seen.throttles)),
-    "workers": (
-        "Living worker processes that serve the model.",
-        lambda seen: len(seen.living),
-    ),
+    "workers": ("Living worker processes that serve the model.", lambda seen: len(seen.living)),
 }
 
 #: What worker processes have reported, as ``worker.counters`` names it, the figure made of each, and what it says.

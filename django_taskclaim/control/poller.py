@@ -13,12 +13,7 @@ from django.db import connections, models
 
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
-from django_taskclaim.control.models import (
-    ClaimEvent,
-    OperatorAct,
-    ThroughputMinute,
-    is_on,
-)
+from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, is_on
 from django_taskclaim.control.reading import AGE_OF_MINUTES, MINUTE, TEN_MINUTES, slot_start
 from django_taskclaim.db import DatabaseLater, dialect_for
 from django_taskclaim.fields import as_utc

@@ -31,14 +31,7 @@ from django_taskclaim.worker.calling import complete, judged
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
-from django_taskclaim.worker.records import (
-    broken,
-    changed,
-    log_rarely,
-    logger,
-    lost,
-    named,
-)
+from django_taskclaim.worker.records import broken, changed, log_rarely, logger, lost, named
 
 #: Seconds until a result that has met a lock is tried again.
 LOCKED = 1.0
