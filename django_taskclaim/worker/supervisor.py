@@ -89,13 +89,6 @@ class Child:
             if self.link is not None:
                 self.link.send_bytes(order)
 
-    def kill(self) -> bool:
-        """Kill its process, and say whether one was running."""
-        if self.process is None or not self.process.is_alive():
-            return False
-        self.process.kill()
-        return True
-
     def bury(self) -> int | None:
         """Return the exit code of a process that has ended since the last time, else None."""
         if self.process is None or (code := self.process.exitcode) is None:
@@ -127,7 +120,8 @@ class Supervisor:
                 return self._exit_code()
             finally:
                 for child in self.children:
-                    child.kill()
+                    if child.process is not None:
+                        child.process.kill()
 
     def _turn(self, signals: SignalPipe) -> bool:
         """Do what is due; False once all children have ended for good."""
@@ -139,7 +133,8 @@ class Supervisor:
                 self._judge(child, code)
             if child.process is None and child.code is None and clock() >= child.start_at:
                 self._start(child)
-            if clock() >= self._kill_at and child.kill():
+            if clock() >= self._kill_at and child.process is not None:
+                child.process.kill()
                 logger.error("%s did not end in time and is killed", child.options.name)
         if all(child.is_well for child in self.children):
             touch(self.options.health_file)
