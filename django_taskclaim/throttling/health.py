@@ -89,10 +89,3 @@ def loaded(entry: Any) -> Check:
     if not callable(check):
         raise TypeError(f"{check!r} is no health check: it cannot be called.")
     return check
-
-
-def name_of(check: Check) -> str:
-    """Return what people read where a check stops something."""
-    return str(
-        getattr(check, "name", "") or getattr(check, "__qualname__", type(check).__qualname__)
-    )

@@ -20,6 +20,7 @@ from django.db.models import Model
 from django.utils.connection import ConnectionDoesNotExist
 
 from django_taskclaim import conf
+from django_taskclaim.awaitables import name_of
 from django_taskclaim.claim import clock
 from django_taskclaim.connecting import use_own_connection
 from django_taskclaim.contention import contention_retried
@@ -27,7 +28,7 @@ from django_taskclaim.error_text import redact
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.tables import scope_of
 from django_taskclaim.throttling.breaker import CircuitBreaker, ThrottleState
-from django_taskclaim.throttling.health import Check, loaded, name_of
+from django_taskclaim.throttling.health import Check, loaded
 
 logger = logging.getLogger("django_taskclaim.throttling")
 
@@ -60,7 +61,8 @@ class HealthCheck:
     """One check, the models it stops, and what it answered last."""
 
     def __init__(self, check: Check) -> None:
-        self.name = name_of(check)
+        #: What people read where it stops something.
+        self.name = str(getattr(check, "name", "") or name_of(check))
         self.models: list[type[Model]] = []
         #: By ``clock()``: when it was asked last, and is to be asked again.
         self.asked_at, self.due_at = float("-inf"), float("-inf")
