@@ -1,6 +1,6 @@
 """The verbs: what users call on a manager or queryset. How each is carried out stands in the modules beside.
 
-``claiming`` takes rows, ``writes`` ends claims, ``renewing`` extends them, ``operating`` acts on many rows at once; the
+``claiming`` takes rows, ``writes`` ends and extends claims, ``operating`` acts on many rows at once; the
 SQL is in ``django_taskclaim.db``.
 """
 

@@ -21,22 +21,15 @@ from django_taskclaim.connecting import TROUBLE
 from django_taskclaim.db import SwitchIsOn
 from django_taskclaim.db.base import ClaimedRow, ClaimStatement
 from django_taskclaim.db.sql import Key
-from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, AnyField, is_quarantine_mark
+from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, is_quarantine_mark
 from django_taskclaim.limits import Grant, LimitReached, known, stops_of
 from django_taskclaim.limits.key_limits import KeyChooser
 from django_taskclaim.policy import policies_over, policy_for
-from django_taskclaim.querysets import isolating
+from django_taskclaim.querysets import isolating, scope
 from django_taskclaim.querysets.cursor import EVERYTHING, TURN, Cursor, Scan, quarantined_scans
 from django_taskclaim.querysets.failing import fail_unreadable, release
 from django_taskclaim.querysets.instances import bare, build, claimed_by, like, read_again
-from django_taskclaim.querysets.scope import (
-    ClaimTarget,
-    Rows,
-    in_policy_order,
-    is_open,
-    is_plain,
-    is_quarantined,
-)
+from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.querysets.transactions import (
     AmbiguousCommit,
     finished_rows,
@@ -91,12 +84,12 @@ class ClaimCall:
         self.target = target = ClaimTarget.over(self.queryset)
         policies = policies_over(self.queryset.model).values()
         if policies:
-            self.queryset = in_policy_order(self.queryset)
+            self.queryset = scope.in_policy_order(self.queryset)
         if isolating.remembered:
             self.queryset = isolating.without_refused(self.queryset)
         self.deadline = self.started + self.lease.total_seconds()
         # What is held already is read again once its lease has been extended.
-        self.is_plain = not self.include_held and is_plain(self.queryset, target)
+        self.is_plain = not self.include_held and scope.is_plain(self.queryset, target)
         self.is_limited = (target.alias, target.model) in known
         if policies:
             self.is_limited = self.is_limited or any(one.names_limits for one in policies)
@@ -109,15 +102,6 @@ class ClaimCall:
             and target.dialect.returns_updated
             and target.dialect.can_autocommit
         )
-
-    @property
-    def fields(self) -> Sequence[AnyField]:
-        """The columns that the claim returns: all that make the instances, or those with a role."""
-        columns = self.target.columns
-        if self.is_plain:
-            return columns.owner._meta.concrete_fields
-        extra = (columns.iteration, columns.attempts, columns.not_before, columns.priority)
-        return [*columns.key, *(one for one in extra if one is not None)]
 
     @property
     def switch(self) -> SwitchIsOn:
@@ -426,8 +410,8 @@ def candidates(call: ClaimCall, scan: Scan) -> Rows:
     """Return the rows that may be claimed and that *scan* finds, in claim order."""
     columns = call.target.columns
     rows = call.target.rows_of(call.queryset)
-    rows = rows.filter(is_open(columns) & scan.condition(columns), call.switch)
-    if scan.which is is_quarantined:
+    rows = rows.filter(scope.is_open(columns) & scan.condition(columns), call.switch)
+    if scan.which is scope.is_quarantined:
         # The caller's order does not matter: such a row is claimed alone, and the index finds it in this order.
         return rows.order_by(*columns.order)
     return call.target.in_claim_order(rows, call.queryset)
@@ -450,14 +434,19 @@ def _statement(call: ClaimCall, scan: Scan) -> ClaimStatement | None:
 def _prepare(call: ClaimCall, scan: Scan, rows: Rows, *, simple: bool) -> ClaimStatement | None:
     """Return the statement that claims the first of *rows*, which *scan* finds; None where they can be none."""
     target, ours, mark = call.target, EVERYTHING, None
-    if scan.which is is_quarantined:
+    if scan.which is scope.is_quarantined:
         # If the claim expires, the mark says whether the row had been started.
         mark = QUARANTINED_UNSTARTED if call.notes_start else QUARANTINED
-        ours = Scan(is_quarantined)
-    claimable = is_open(target.columns) & ours.condition(target.columns)
+        ours = Scan(scope.is_quarantined)
+    columns = target.columns
+    claimable = scope.is_open(columns) & ours.condition(columns)
     rows_of_ours = target.rows.order_by().filter(claimable, call.switch)
+    # The claim returns all columns that make the instances, or those with a role.
+    roles = (columns.iteration, columns.attempts, columns.not_before, columns.priority)
+    some = [*columns.key, *(one for one in roles if one is not None)]
+    fields = columns.owner._meta.concrete_fields if call.is_plain else some
     return target.dialect.prepare_claim(
-        target.table, rows, rows_of_ours, call.fields, simple=simple, mark=mark
+        target.table, rows, rows_of_ours, fields, simple=simple, mark=mark
     )
 
 
