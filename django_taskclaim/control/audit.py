@@ -16,7 +16,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from django_taskclaim.control.actions import DONE
-from django_taskclaim.control.models import OperatorAct, is_on
+from django_taskclaim.control.models import ClaimEvent, OperatorAct, is_on
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.error_text import clean
 from django_taskclaim.formatting import counted, format_duration
@@ -49,9 +49,9 @@ def record_action(
 
     *rows* is None for what is done to no rows, such as a pause. *key* is the row where it was one, or the process that
     got a command. *using* names the database, or several; None is the one that the model is written to. One
-    INFO record is logged; an ``OperatorAct`` is stored on each database where the control app lives, and a ``LogEntry``
-    of a user where there is Django's admin. It raises nothing: what was done is not undone because its
-    record failed.
+    INFO record is logged; an ``OperatorAct`` is stored on each database where the control app lives, and of one row a
+    step of its history; and a ``LogEntry`` of a user where there is Django's admin. It raises nothing: what was done is
+    not undone because its record failed.
     """
     label = EVERY_MODEL if model is None else scope_of(model)
     subject = "all models" if model is None else label
@@ -73,7 +73,11 @@ def record_action(
     for alias in [using] if isinstance(using, str) else using:
         if is_on(alias):
             with _guarded(alias):
-                OperatorAct.objects.using(alias).create(at=DatabaseNow(), **facts)
+                act = OperatorAct.objects.using(alias).create(at=DatabaseNow(), **facts)
+                if rows and key:
+                    step = ClaimEvent(model=label, key=act.key, event=action[:20], at=DatabaseNow())
+                    step.holder, step.detail = act.by, act.reason
+                    step.save(using=alias)
     if getattr(by, "pk", None) is not None and apps.is_installed("django.contrib.admin"):
         done = str(DONE.get(action, action))
         title = f"{key or subject}: {done}"

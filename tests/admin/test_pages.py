@@ -14,7 +14,7 @@ from django_taskclaim.admin import filters
 from django_taskclaim.admin.display import STATES
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.switch import pause
-from tests.admin.room import act_on, address, overview, text_of
+from tests.admin.room import act_on, address, overview, perform, text_of
 from tests.factories import make
 from tests.querysets.support import facts, names, set_raw, stored
 from tests.testapp.models import Child, ClaimOnly, Photo, PrefixedOwnStatus, TextKey, UuidKey
@@ -84,10 +84,12 @@ def test_a_stored_history_is_shown_step_by_step(boss: Client) -> None:
     for event, seconds, detail in (("claimed", 0, ""), ("lost", 90, "<i>gone</i>")):
         at = began + timedelta(seconds=seconds)
         ClaimEvent.objects.create(event=event, at=at, detail=detail, **facts)
+    perform(boss, act_on(Photo, "pause-rows", row), {"reason": "too large"})
     page = text_of(boss.get(address(Photo, "change", row.pk)))
     for step in ("claimed by worker-1@web-1:7", "lost by worker-1@web-1:7, after 1 min 30 s"):
         assert step in page
     assert "&lt;i&gt;gone" in page
+    assert "pause rows by boss, too large" in page
 
 
 def test_a_row_whose_key_is_a_word_of_our_addresses_has_its_page(boss: Client) -> None:

@@ -66,23 +66,21 @@ def test_running_rows_are_taken_back_uncounted_and_no_others(model: Any) -> None
         held.claim.complete()
 
 
-@TABLES
+@pytest.mark.parametrize("model", [Child, CompositeKey])
 def test_rows_that_wait_run_at_a_moment_or_now(model: Any) -> None:
-    """Others keep their turn, and one that is to be claimed alone keeps its mark."""
-    if not has(model, "not_before"):
-        make(model, 1)
-        assert model.objects.run_at() == 0
-        return
-    (now,) = make(model)
-    (waiting,) = make(model, not_before=timezone.now() + timedelta(hours=1))
-    (alone,) = make(model, not_before=QUARANTINED)
-    before, then = [stored(row) for row in (now, alone)], timezone.now() + timedelta(hours=3)
-    assert model.objects.run_at(then) == 1
-    assert abs(facts(waiting).not_before - then) < timedelta(seconds=1)
-    assert model.objects.run_at() == 1
-    assert {row.pk for row in model.objects.due()} == {now.pk, waiting.pk, alone.pk}
-    assert model.objects.run_at() == 0
-    assert [stored(row) for row in (now, alone)] == before
+    """Others keep their turn, and one that is to be claimed alone keeps its mark; without the column none waits."""
+    hour, moment = timedelta(hours=1), timezone.now()
+    due, waiting, alone = (
+        make(model, not_before=at)[0] for at in (moment, moment + hour, QUARANTINED)
+    )
+    before = [stored(due), stored(alone)]
+    assert model.objects.run_at(moment + 3 * hour) == 1
+    assert abs(facts(waiting).not_before - moment - 3 * hour) < hour
+    assert [model.objects.run_at(), model.objects.run_at()] == [1, 0]
+    assert model.objects.due().filter(pk=waiting.pk).exists()
+    assert [stored(due), stored(alone)] == before
+    make(ClaimOnly, 1)
+    assert ClaimOnly.objects.run_at() == 0
 
 
 @TABLES
