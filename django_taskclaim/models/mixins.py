@@ -25,7 +25,7 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.querysets import ClaimManager, ClaimQuerySet
 from django_taskclaim.querysets.fence import FencedModel, fence_delete
-from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.querysets.writes import Given
 from django_taskclaim.states import Status, Token
 
 # row.claim
@@ -68,10 +68,7 @@ class ClaimHandle:
     def check(self) -> bool:
         """Ask the database whether the claim stands: True, or ClaimLost."""
         claim = self._standing()
-        target = ClaimTarget.of(type(self._row), claim.alias)
-        if not target.dialect.select_keys(
-            target.table, [claim.pk], target.table.standing(claim.token)
-        ):
+        if not Given(self._row).held[0].standing().rows:
             claim.lost = True
             raise ClaimLost([self._row])
         return True

@@ -16,7 +16,7 @@ from django.db import DatabaseError, models
 from django.db.models import F
 
 from django_taskclaim.claim import Claim, carried_claim, clock, show, standing_claim
-from django_taskclaim.contention import contention_code
+from django_taskclaim.connecting import is_contention
 from django_taskclaim.db.sql import Change, value
 from django_taskclaim.exceptions import (
     RangeInterrupted,
@@ -64,9 +64,9 @@ def split(target: RangeTarget, pk: object, at_least: int = 1) -> bool:
     if seen is None or _middle(target, seen, at_least) is None:
         return False
     try:
-        return run(target.claims, partial(_split, target, pk, at_least))
+        return run(target.claims, partial(_split, target, pk, at_least), patience=PATIENCE)
     except (RetriesExhausted, DatabaseError) as error:
-        if isinstance(error, DatabaseError) and contention_code(error) is None:
+        if not is_contention(error):
             raise
         return False
 
@@ -85,8 +85,7 @@ def _middle(target: RangeTarget, range_: Range, at_least: int) -> tuple[str, int
 
 
 def _split(target: RangeTarget, pk: object, at_least: int) -> bool:
-    with target.claims.dialect.limit_lock_wait(PATIENCE):
-        range_ = target.locked(pk)
+    range_ = target.locked(pk)
     # Again under the lock: chunks may have been done since, perhaps beyond the middle.
     middle = None if range_ is None else _middle(target, range_, at_least)
     if middle is None:
