@@ -43,14 +43,13 @@ class Command(ClaimCommand):
     def handle(self, *, existing: str, dry_run: bool, **options: Any) -> None:
         ((model, _alias),) = self.where
         meta, loader = claim_columns(model).owner._meta, MigrationLoader(None)
-        steps = _steps(model, loader, existing)
-        files = list(_files(meta.app_label, loader, steps))
-        for step, file in zip(steps, files, strict=True):
+        for file in _files(meta.app_label, loader, _steps(model, loader, existing)):
+            (step,), source = file.migration.operations, _source(file)
             self.stdout.write(f"{file.filename}: {step.describe()}")
             if dry_run:
-                self.stdout.write(_source(file))
+                self.stdout.write(source)
             else:
-                Path(file.path).write_text(_source(file), encoding="utf-8")
+                Path(file.path).write_text(source, encoding="utf-8")
         # All apps are migrated: claims read the switch in a table of our own.
         self.stdout.write("Nothing was written." if dry_run else "Next, in this order:")
         self.stdout.write("  manage.py migrate    before any code runs that has the mixin")
