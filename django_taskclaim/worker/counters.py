@@ -66,9 +66,8 @@ class Counters:
 
 def bucket_of(seconds: float) -> int:
     """Return the number of the bucket that so many seconds fall into."""
-    if seconds <= SHORTEST:
-        return 0
-    return min(LAST, math.ceil(STEPS_PER_OCTAVE * math.log2(seconds / SHORTEST)))
+    octaves = math.log2(max(seconds, SHORTEST) / SHORTEST)
+    return min(LAST, math.ceil(STEPS_PER_OCTAVE * octaves))
 
 
 def longest_in(bucket: int) -> float:
