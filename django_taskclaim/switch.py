@@ -217,7 +217,7 @@ def _write(
     aliases = places_of(using, claimable_models() if model is None else [model])
 
     def write(alias: str) -> None:
-        Switch.objects.using(alias).row(scope).update(**columns)
+        Switch.row(scope, alias).update(**columns)
 
     errors: dict[str, Exception] = {}
     for alias in aliases:

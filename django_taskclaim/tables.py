@@ -58,17 +58,6 @@ def stop_scopes(model: type[models.Model]) -> list[str]:
     return [*scopes_over(model), *map(throttle_scope, own_scopes(model))]
 
 
-class SwitchQuerySet(models.QuerySet["Switch"]):
-    """Rows of the switch."""
-
-    def row(self, scope: str) -> "SwitchQuerySet":
-        """Return the row of *scope* alone, made where it was missing, for an ``update()`` that names its columns."""
-        rows = self.filter(scope=scope)
-        if not rows.exists():
-            self.bulk_create([self.model(scope=scope)], ignore_conflicts=True)
-        return rows
-
-
 class Switch(models.Model):
     """What a person has stored for one model, or for all: a pause, and what replaces options of the handler.
 
@@ -91,12 +80,18 @@ class Switch(models.Model):
     set_at = MomentField(null=True, default=None)
     set_by = HolderField(null=True, default=None)
 
-    objects = SwitchQuerySet.as_manager()
-
     class Meta:
         db_table = SWITCH_TABLE
         verbose_name = _("switch")
         verbose_name_plural = _("switches")
+
+    @classmethod
+    def row(cls, scope: str, using: str) -> "models.QuerySet[Switch]":
+        """Return the row of *scope* alone, made where it was missing, for an ``update()`` that names its columns."""
+        rows = cls._default_manager.using(using).filter(scope=scope)
+        if not rows.exists():
+            rows.bulk_create([cls(scope=scope)], ignore_conflicts=True)
+        return rows
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -117,9 +112,6 @@ class Switch(models.Model):
     def limits_claims(self) -> bool:
         """Whether claims have to look at it: a limit is stored, or that there is none."""
         return any(getattr(self, name) is not None for name in LIMITS)
-
-    def __str__(self) -> str:
-        return f"{self.scope}: {'paused' if self.paused_at else 'running'}"
 
 
 class Control(Switch):

@@ -49,9 +49,6 @@ class OperatorAct(models.Model):
         verbose_name_plural = _("operators' acts")
         indexes = [models.Index(fields=["model", "id"], name="taskclaim_act_of_model")]
 
-    def __str__(self) -> str:
-        return f"{self.act} of {self.model} by {self.by}"
-
 
 class ThroughputMinute(models.Model):
     """What one worker process got done of one model in one minute; when it is old, ten minutes of all processes."""

@@ -158,7 +158,7 @@ def stop_everyone(
 
     @retry_on_contention(using=using)
     def store() -> None:
-        row = Switch.objects.using(using).row(throttle_scope(scope_of(model)))
+        row = Switch.row(throttle_scope(scope_of(model)), using)
         row.filter(Q(until=None) | Q(until__lt=end)).update(
             paused_at=Case(When(holds, then=F("paused_at")), default=DatabaseNow()),
             until=end,

@@ -163,8 +163,8 @@
     document.addEventListener("visibilitychange", () => {
         if (timer === false) return;
         stop();
-        if (!document.hidden) Number(every.value) && refresh();
-        else if (waiting) waiting.abort();
+        if (document.hidden) waiting?.abort();
+        else if (Number(every.value)) refresh();
     });
 
     live.addEventListener("input", (event) => {
