@@ -186,7 +186,8 @@ class Dialect(Session):
         Questions may be answered all the while: beside SQLite's one writer, or beside a migration that locks the table.
         On SQLite an open transaction is the one writer from then on.
         """
-        column = table.key[0]
+        # A claim column, where there is one: PostgreSQL refuses to have some keys written.
+        column = table.column(getattr(table.columns, "iteration", table.columns.key[0]))
         self.run(SQL(f"UPDATE {table.name} SET {column} = {column} WHERE 1 = 0"))
 
     @property

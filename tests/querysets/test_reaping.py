@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from django.db import DatabaseError
+from django.db import DatabaseError, connection
 
 from django_taskclaim.querysets import expiry
 from django_taskclaim.querysets.expiry import Reaper
@@ -51,6 +51,17 @@ def put_back(reaper: Reaper, time: Time, seconds: float) -> int:
         time.now += 1
         released += reaper.turn() or 0
     return released
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs GENERATED ALWAYS")
+def test_rows_come_back_whose_key_no_statement_may_write(time: Time) -> None:
+    key = f"ALTER TABLE {table_of(Photo)} ALTER COLUMN id SET GENERATED"
+    set_raw(claimed(Photo, 1)[0], "expires_at", clock("-1 DAY"))
+    execute(f"{key} ALWAYS")
+    try:
+        assert put_back(Reaper(Photo, "default"), time, 20) == 1
+    finally:
+        execute(f"{key} BY DEFAULT")
 
 
 @pytest.mark.promise(7)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -172,9 +173,4 @@ def jobs(n: int, act: str = "work", **values: Any) -> list[int]:
 
 def states() -> dict[str, int]:
     """Return how many jobs are in each state that occurs."""
-    progress = Job.objects.progress()
-    counts = {
-        name: getattr(progress, name)
-        for name in ("open", "processing", "complete", "failed", "paused")
-    }
-    return {name: count for name, count in counts.items() if count}
+    return Counter(Job.objects.values_list("status", flat=True))
