@@ -65,8 +65,9 @@ class Ambiguous:
 Outcome: TypeAlias = Done | Failed | PutBack | Ambiguous | Ended
 
 
-#: Bytes for each child, and of these for the note of one claim: room for a thousand keys of thirty bytes.
-SIZE, NOTE = 2**21, 2**15
+#: How many notes of which size a child has room for: of many claims of few rows, and of some with a thousand keys.
+PLACES = {2**9: 512, 2**14: 48, 2**17: 8}
+SIZE = sum(size * number for size, number in PLACES.items())
 #: How a note begins: number of rows, length of the text, checksum. A byte for each row and the text follow.
 HEAD = struct.Struct("=III")
 
@@ -97,8 +98,11 @@ class Notes:
 
     def __init__(self, memory: Any = None) -> None:
         whole = memoryview(memory or b"").cast("B")
-        #: The places of notes that no batch has.
-        self._free = [whole[start : start + NOTE] for start in range(0, len(whole), NOTE)]
+        #: The places of notes that no batch has, by size.
+        self._free: dict[int, list[memoryview]] = {}
+        for size, number in PLACES.items():
+            part, whole = whole[: size * number], whole[size * number :]
+            self._free[size] = [part[at : at + size] for at in range(0, len(part), size)]
 
     def add(self, batch: Batch, label: str, holder: str, keys: Sequence[object]) -> None:
         """Note a claim if there is room; *batch* notes its rows there from now on."""
@@ -108,9 +112,11 @@ class Notes:
             # A class of the user's that cannot be pickled.
             return
         rows, length = len(keys), len(text)
-        if not self._free or HEAD.size + rows + length > NOTE:
+        needed = HEAD.size + rows + length
+        free = next((some for size, some in self._free.items() if some and size >= needed), None)
+        if free is None:
             return
-        place = self._free.pop()
+        place = free.pop()
         self._keep(batch, place, rows)
         batch.started[:] = bytes(rows)
         place[HEAD.size + rows :][:length] = text
@@ -125,19 +131,21 @@ class Notes:
     def _clear(self, place: memoryview) -> None:
         # In this order: a free place has no note.
         HEAD.pack_into(place, 0, 0, 0, 0)
-        self._free.append(place)
+        self._free[len(place)].append(place)
 
     def unstarted(self) -> Iterator[tuple[str, str, list[object], Batch]]:
         """Yield what the processes before this one had claimed and not started; for before the first note.
 
         That is, of each claim: label, holder, the keys that had not started, and where they are noted.
         """
-        places, self._free = self._free, []
+        places = [place for free in self._free.values() for place in free]
+        for free in self._free.values():
+            free.clear()
         for place in places:
             rows, length, check = HEAD.unpack_from(place)
             text = place[HEAD.size + rows :][:length]
             if not length or zlib.crc32(text, rows) != check:
-                self._free.append(place)
+                self._free[len(place)].append(place)
                 continue
             batch = Batch(rows)
             self._keep(batch, place, rows)
