@@ -110,6 +110,14 @@ class _OnlyPhotosElsewhere:
 
 
 @pytest.mark.once
+def test_a_database_that_is_named_means_the_models_that_it_holds(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [_OnlyPhotosElsewhere()]
+    said = run("claimstatus", "--database", "other")
+    assert "testapp.Photo (other)" in said
+    assert "testapp.UuidKey" not in said
+
+
+@pytest.mark.once
 def test_a_resume_names_what_stays_paused() -> None:
     run("claimpause", "--all")
     switch = paused_by(UuidKey)
