@@ -58,6 +58,8 @@ FILTERS_KEPT = "_changelist_filters"
 SHOWN = "taskclaim_shown"
 
 
+NOTHING: Mapping[str, int] = {}
+
 #: Why rows are left alone.
 DENIED = gettext_lazy("that you may not change")
 LOCKED = gettext_lazy("that somebody else has locked or changed meanwhile")
@@ -83,9 +85,9 @@ class ActionForm(ReasonForm):
             self.fields[name].required = state in action.states
             if state not in states or not action.takes(state):
                 del self.fields[name]
-        if not action.waiting:
+        if "at" not in action.asks:
             del self.fields["at"]
-        if action.stores_reason:
+        if "error" in action.asks:
             self.fields["reason"].required = True
             self.fields["reason"].help_text = _("It is the error of the rows.")
 
@@ -188,18 +190,17 @@ class ClaimActions(OperatePermission):
         takes = action.takes(Status.PROCESSING) and Status.PROCESSING in states
 
         def run(answer: Answer) -> HttpResponseBase:
-            named = [name for name in action.named if answer.get(name)]
-            others = [one for one in states if one not in action.states_of(named)]
+            options = action.options(answer)
+            others = [one for one in states if one not in action.states_of(options)]
             is_over = run_action(
                 request,
                 action,
                 rows,
                 model_admin=self,
                 keys=None if row is None else [[row.pk]],
-                named=named,
+                options=options,
                 reason=answer["reason"],
                 # Among too many rows nobody has counted them.
-                options={"at": answer["at"]} if action.waiting else {},
                 left={one: states[one] for one in others if row is None and states.total() <= MOST},
             )
             return HttpResponseRedirect(back if is_over else request.get_full_path())
@@ -243,17 +244,16 @@ def run_action(
     *,
     model_admin: Admin,
     keys: Iterable[list[Any]] | None = None,
-    named: Collection[str] = (),
+    options: Mapping[str, object] = NOTHING,
     reason: str = "",
-    options: Mapping[str, object] | None = None,
-    left: Mapping[str, int] | None = None,
+    left: Mapping[str, int] = NOTHING,
 ) -> bool:
     """Act on *rows* for as long as a request has time, record it, tell the user, and say whether it is over.
 
-    With *keys* only on those, chunk by chunk. *named* are the states that the user has named beside the action's own,
-    *options* what the verb is given beside, *left* how many rows are in other states.
+    With *keys* only on those, chunk by chunk. *options* are those of the verb, such as states that the user has named
+    beside the action's own; *left* is how many rows are in other states.
     """
-    chosen, may = action.chosen(rows, named), row_permission(request, model_admin)
+    chosen, may = action.chosen(rows, options), row_permission(request, model_admin)
     # No verb reaches rows through an aggregate.
     reached = chosen if rows.query.group_by is None else every_row(rows)
     # Rows that were changed, and those that were left alone, by why.
@@ -266,7 +266,7 @@ def run_action(
                 break
             key = str(part[0]) if len(part) == 1 and not turn else ""
             mine = part if may is None else [r.pk for r in chosen.filter(pk__in=part) if may(r)]
-            done = action.run(reached.filter(pk__in=mine), named, reason, **(options or {}))
+            done = action.verb(reached.filter(pk__in=mine), **options)
             changed += done
             errors = [one.error for one in refusals(rows.model, rows.db, began) if one.key in mine]
             alone.update(REFUSED % {"error": error} for error in errors)

@@ -1,7 +1,7 @@
 """Everything that an operator can do, each thing once: the admin, the control room, commands and audit read it here."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db.models import Model
@@ -41,9 +41,9 @@ class Action(Instruction):
     #: The states of rows that it changes, and those of which only when they are named.
     states: frozenset[str]
     named: tuple[str, ...] = ()
-    verb: Callable[..., Any]
-    #: Whether the reason is stored in the rows, as their error.
-    stores_reason: bool = False
+    verb: Callable[..., int]
+    #: What else its verb is given, and which field of a form asks for it.
+    asks: Mapping[str, str] = field(default_factory=dict)
     #: Whether it changes only open rows that wait.
     waiting: bool = False
 
@@ -56,22 +56,20 @@ class Action(Instruction):
         """Say whether it changes rows of this state, be it only when they are named."""
         return status in self.states or NAMED.get(status) in self.named
 
-    def states_of(self, named: Iterable[str]) -> set[str]:
-        """Return the states of rows that it changes, where these states are *named*."""
-        return {*self.states, *(state for state, name in NAMED.items() if name in named)}
+    def options(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what its verb is given of the *answer* to a form."""
+        named = {name: True for name in self.named if answer.get(name)}
+        return named | {option: answer[name] for option, name in self.asks.items()}
 
-    def chosen(self, rows: ClaimQuerySet[Any], named: Iterable[str] = ()) -> ClaimQuerySet[Any]:
+    def states_of(self, options: Iterable[str]) -> set[str]:
+        """Return the states of rows that it changes, where its verb is given these *options*."""
+        return {*self.states, *(state for state, name in NAMED.items() if name in options)}
+
+    def chosen(self, rows: ClaimQuerySet[Any], options: Iterable[str] = ()) -> ClaimQuerySet[Any]:
         """Return those of *rows* that it changes."""
         columns = claim_columns(rows.model)
-        found = rows.filter(**{f"{columns.status.name}__in": self.states_of(named)})
+        found = rows.filter(**{f"{columns.status.name}__in": self.states_of(options)})
         return found.filter(is_waiting(columns)) if self.waiting else found
-
-    def run(
-        self, rows: ClaimQuerySet[Any], named: Iterable[str] = (), reason: str = "", **options: Any
-    ) -> int:
-        """Do it chunk by chunk, and return how many rows were changed. *options* are those of the verb."""
-        error = {"error": reason} if self.stores_reason else {}
-        return int(self.verb(rows, **error, **dict.fromkeys(named, True), **options))
 
     def result(self, number: int, model: type[Model]) -> str:
         """Say how many rows of the model it was done to."""
@@ -99,6 +97,7 @@ RUN = Action(
     done=_("rescheduled"),
     states=frozenset({Status.OPEN}),
     verb=ClaimQuerySet.run_at,
+    asks={"at": "at"},
     waiting=True,
 )
 PAUSE_ROWS = Action(
@@ -133,7 +132,7 @@ FAIL = Action(
     states=frozenset({Status.OPEN, Status.PAUSED}),
     named=("running", "complete"),
     verb=ClaimQuerySet.fail_rows,
-    stores_reason=True,
+    asks={"error": "reason"},
 )
 
 #: What can be done to rows from the admin, in the order of its menu.

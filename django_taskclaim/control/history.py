@@ -70,10 +70,8 @@ def listen(**changed: object) -> None:
         # E001 reports it.
         named = ()
     for signal in EVENTS:
-        if named or signal is signals.rows_failed:
-            signal.connect(_write, dispatch_uid=__name__)
-        else:
-            signal.disconnect(dispatch_uid=__name__)
+        is_kept = named or signal is signals.rows_failed
+        (signal.connect if is_kept else signal.disconnect)(_write, dispatch_uid=__name__)
 
 
 # As tests do.

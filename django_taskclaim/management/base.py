@@ -208,7 +208,7 @@ class RowsCommand(ClaimCommand):
         self.seen = 0
         advance = partial(self._advance, wanted)
         try:
-            self.seen = action.run(rows, limit=limit, progress=advance, **how)
+            self.seen = action.verb(rows, limit=limit, progress=advance, **how)
         finally:
             # Also where it was stopped: that much is committed.
             done = f"{str(action.done).capitalize()} {counted(self.seen, 'row')} of {label}"

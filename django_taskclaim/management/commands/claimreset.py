@@ -44,6 +44,6 @@ class Command(RowsCommand):
             in_state(claim_columns(self.where[0][0]), *states),
             [str(LOSE)] if options["running"] else [],
             # Of rows chosen through a join the verb alone looks at the state again, once it has them locked.
-            how={"named": [*named.values()]},
+            how=dict.fromkeys(named.values(), True),
             **options,
         )
