@@ -77,8 +77,8 @@ class FencedModel(models.Model):
         transaction must be rolled back.
         """
         refuse_names(type(self), kwargs.get("update_fields"), "update_fields of save()")
-        if is_copy(self):
-            # A deferred column cannot be loaded: the row of the copy does not exist yet.
+        if is_stored(self) and (self._state.adding or self.pk is None):
+            # By Django's copy idiom. A deferred column cannot be loaded: the row of the copy does not exist yet.
             for field in claim_columns(type(self)).guarded:
                 self.__dict__.setdefault(field.attname, field.get_default())
         else:
@@ -328,11 +328,6 @@ def _differs(known: object, value: object) -> bool:
 def is_stored(row: models.Model) -> bool:
     """Say whether the row was loaded, or saved before: then its values of our columns are not the user's wish."""
     return LOADED in row.__dict__
-
-
-def is_copy(row: models.Model) -> bool:
-    """Say whether the row is a loaded one about to be saved as a new row (Django's copy idiom)."""
-    return is_stored(row) and (row._state.adding or row.pk is None)
 
 
 def claim_on(row: models.Model, using: str) -> Claim | None:
