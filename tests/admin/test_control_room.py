@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 
 from django_taskclaim.admin.control_room import snapshot
+from django_taskclaim.control.audit import record_action
 from django_taskclaim.control.models import OperatorAct, ThroughputMinute
 from django_taskclaim.querysets.failing import stop_everyone
 from django_taskclaim.switch import (
@@ -233,7 +234,9 @@ def test_a_page_without_a_living_worker_promises_nothing(looks: Client) -> None:
     name, now = held(silent=True), timezone.now().replace(second=0, microsecond=0)
     for ago in range(1, 10):
         minute(now, ago, process=name, done=60)
-    page = text_of(looks.get(photos()))
+    record_action(Photo, "reset", by="ada", reason="mended")
+    page = text_of(looks.get(photos(range="6h")))
+    assert "reset, ada “mended”" in page, "the flag of the chart"
     assert "5 of 10" in page
     assert "no worker is alive" in page
     for promise in ("RUNNING", "rows return", " left"):

@@ -69,7 +69,7 @@ def test_a_chart_has_room_for_the_minute_that_goes_on_and_marks_where_people_act
     record_action(Photo, "reset", rows=5, by="bob")
     record_action(Photo, "export", by="bob")
     found = chart(throughput(HOUR), acts(Photo, using="default"))
-    assert [mark.act.act for mark in found.marks] == ["pause", "reset"]
+    assert [act.act for act, _ in found.marks] == ["pause", "reset"]
     assert found.top == max(slot.rate for slot in found.slots) > found.average == 1.0
 
 

@@ -27,13 +27,6 @@ MARKED = (PAUSE.name, RESUME.name, RESET.name)
 FORESEEABLE = 0.01
 
 
-class Mark(NamedTuple):
-    """An act, and where it stands in a chart, in percent."""
-
-    act: OperatorAct
-    place: float
-
-
 class Chart(NamedTuple):
     """What slots of one length show."""
 
@@ -46,8 +39,8 @@ class Chart(NamedTuple):
     #: Seconds that batches took.
     median: float
     slowest: float
-    #: What people did meanwhile, oldest first.
-    marks: list[Mark]
+    #: What people did meanwhile, oldest first, and where it stands in the chart, in percent.
+    marks: list[tuple[OperatorAct, float]]
 
     @property
     def ticks(self) -> Sequence[Slot]:
@@ -63,7 +56,8 @@ def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
     over = [slot.rate for slot in worked if slot is not slots[-1]]
     begins = slots[0].at
     span = (slots[1].at - begins) * len(slots)
-    marks = [Mark(act, round(100 * ((as_utc(act.at) - begins) / span), 2)) for act in acts]
+    marked = [act for act in reversed(acts) if act.act in MARKED]
+    places = [(act, round(100 * ((as_utc(act.at) - begins) / span), 2)) for act in marked]
     return Chart(
         slots,
         worked,
@@ -71,7 +65,7 @@ def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
         average=fmean(over or rates),
         median=median_high([slot.p50 for slot in worked if slot.p50] or [0.0]),
         slowest=max((slot.p95 or 0.0 for slot in worked), default=0.0),
-        marks=[one for one in reversed(marks) if one.act.act in MARKED and 0 <= one.place < 100],
+        marks=[(act, place) for act, place in places if 0 <= place < 100],
     )
 
 
