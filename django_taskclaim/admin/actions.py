@@ -109,8 +109,8 @@ class ClaimActions(OperatePermission):
 
     def claim_address(self, page: str, *args: str) -> str:
         """Return the address of one of the pages of the model: ``changelist``, ``change``, ``claim``."""
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
-        return reverse(name, args=args, current_app=self.admin_site.name)
+        site, opts = self.admin_site.name, self.opts
+        return reverse(f"{site}:{opts.app_label}_{opts.model_name}_{page}", args=args)
 
     # The buttons
 
@@ -134,9 +134,8 @@ class ClaimActions(OperatePermission):
         # A site may have no control room.
         may_look = may(request, "view_control", self.model, model_admin=self)
         if may_look and self.admin_site.is_registered(Control):
-            args, site = [self.opts.label_lower], self.admin_site.name
-            room = reverse("admin:taskclaim_control_changelist", args=args, current_app=site)
-            yield {"title": _("Control room"), "path": room}
+            room = f"{self.admin_site.name}:taskclaim_control_changelist"
+            yield {"title": _("Control room"), "path": reverse(room, args=[self.opts.label_lower])}
 
     # The pages behind them
 
@@ -197,11 +196,11 @@ class ClaimActions(OperatePermission):
                 action,
                 rows,
                 model_admin=self,
-                keys=None if row is None else [[row.pk]],
+                keys=None if row is None or others else [[row.pk]],
                 options=options,
                 reason=answer["reason"],
                 # Among too many rows nobody has counted them.
-                left={one: states[one] for one in others if row is None and states.total() <= MOST},
+                left={one: states[one] for one in others if states.total() <= MOST},
             )
             return HttpResponseRedirect(back if is_over else request.get_full_path())
 

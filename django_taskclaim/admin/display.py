@@ -125,7 +125,7 @@ def summary(facts: RowFacts, *, all_of_it: bool = False) -> SafeString:
 
     Of a row that is over, only *all_of_it* names the holder and the tries.
     """
-    context = {"claim": facts, "with_holder": all_of_it or facts.ended_at is None}
+    context = {"claim": facts, "all_of_it": all_of_it}
     return render_to_string("admin/taskclaim/summary.html", context)
 
 
