@@ -187,13 +187,18 @@ class RunAt(StateChange):
     def condition(self, target: ClaimTarget) -> Q:
         columns = target.columns
         found = super().condition(target) & scope.is_waiting(columns)
-        # A range may wait for rows that are committed late.
-        is_range = columns.not_before is not None and has_ranges(columns.owner)
-        return found & ~Q(not_before=OPEN_ENDED) if is_range else found
+        if columns.not_before is None or not has_ranges(columns.owner):
+            return found
+        # A range that nobody has worked on may wait for rows that are committed late.
+        has_failed = {} if columns.attempts is None else {f"{columns.attempts.name}__gt": 0}
+        return found & (Q(checkpoint__isnull=False) | Q(**has_failed))
 
 
 def run_at(at: datetime | None) -> StateChange:
     """Return what makes waiting rows due at a moment, or with None now."""
+    if at is not None and at.year >= OPEN_ENDED.year:
+        # What lies further in the future is a mark.
+        at = OPEN_ENDED - timedelta(days=1)
     sets = {"not_before": scope.NOW if at is None else at}
     return RunAt(act="rescheduled", states=[Status.OPEN], sets=sets, opens=True)
 

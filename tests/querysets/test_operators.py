@@ -1,6 +1,6 @@
 """An operator's verbs over rows: ``fail_rows``, ``take_back`` and ``run_at``."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -68,7 +68,7 @@ def test_running_rows_are_taken_back_uncounted_and_no_others(model: Any) -> None
 
 @pytest.mark.parametrize("model", [Child, CompositeKey])
 def test_rows_that_wait_run_at_a_moment_or_now(model: Any) -> None:
-    """Others keep their turn, and one that is to be claimed alone keeps its mark; without the column none waits."""
+    """Others keep their turn, and a row is marked to be claimed alone by no moment; without the column none waits."""
     hour, moment = timedelta(hours=1), timezone.now()
     due, waiting, alone = (
         make(model, not_before=at)[0] for at in (moment, moment + hour, QUARANTINED)
@@ -76,6 +76,8 @@ def test_rows_that_wait_run_at_a_moment_or_now(model: Any) -> None:
     before = [stored(due), stored(alone)]
     assert model.objects.run_at(moment + 3 * hour) == 1
     assert abs(facts(waiting).not_before - moment - 3 * hour) < hour
+    assert model.objects.run_at(datetime.max) == 1
+    assert model.objects.due().count() == 2
     assert [model.objects.run_at(), model.objects.run_at()] == [1, 0]
     assert model.objects.due().filter(pk=waiting.pk).exists()
     assert [stored(due), stored(alone)] == before
