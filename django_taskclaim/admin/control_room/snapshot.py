@@ -38,8 +38,8 @@ from django_taskclaim.switch import describe_pause
 from django_taskclaim.tables import scope_of
 from django_taskclaim.templatetags.taskclaim import clock, number
 
-#: The latest acts, the processes, and the rows that have run longest, that a page lists.
-ACTS, WORKERS, RUNNING = 12, 60, 8
+#: The latest acts that the chart has flags for (the page lists twelve), and the processes and rows that a page lists.
+ACTS, WORKERS, RUNNING = 200, 60, 8
 
 #: Units of the bar's whole width; a state with any rows gets at least LEAST of them.
 WIDTH, LEAST = 1000.0, 4.0
