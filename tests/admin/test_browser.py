@@ -90,8 +90,7 @@ def test_a_refresh_leaves_what_is_being_typed_and_shows_what_others_did(room: Br
     assert (room.value("reason"), room.value("batch_size")) == ("half a sentence", "17")
     room.press("Set")
     room.reads("Last changed by ada")
-    stored = {"batch_size": 17, "lease": timedelta(seconds=93)}
-    assert overrides_of(Job, using="default") == stored
+    assert overrides_of(Job, using="default") == {"batch_size": 17, "lease": timedelta(seconds=93)}
 
 
 def test_the_page_follows_others_and_works_without_scripts(room: Browser) -> None:
@@ -118,6 +117,15 @@ def test_a_refresh_that_the_database_is_late_for_keeps_what_was_known(room: Brow
         assert "UNKNOWN" not in room.text()
     set_overrides(Job, lease=93, using="default")
     wait_until(lambda: room.value("lease") == "93s", what="a refresh with news")
+
+
+def test_an_interval_chosen_during_a_refresh_begins_no_second_loop(room: Browser) -> None:
+    choose = "document.getElementById('tc-every').dispatchEvent(new Event('change'))"
+    during = f"(...of) => (asked.push(Date.now()) > 1 || {choose}, ask(...of))"
+    room.run(f"const ask = fetch; asked = []; fetch = {during}")
+    wait_until(lambda: len(room.run("return asked")) > 2, what="two more refreshes")
+    _, second, third = room.run("return asked")[:3]
+    assert third - second > 1000
 
 
 def test_a_page_without_a_network_or_a_session_says_so(room: Browser) -> None:

@@ -119,6 +119,7 @@
     /* Refreshes again when it is time, unless the user is signed out, looks elsewhere or has frozen the page. */
     function later() {
         if (timer !== false && !document.hidden && Number(every.value)) {
+            clearTimeout(timer);
             timer = setTimeout(refresh, Number(every.value));
         }
     }
