@@ -130,8 +130,8 @@ class WorkerProcess(models.Model):
 
     #: ``<worker>@<host>:<pid>``.
     name = HolderField(primary_key=True)
-    #: Of the models it claims, all of them: others share a rate by what stands here.
-    labels = models.TextField(default="", blank=True)
+    #: Of the models it claims.
+    labels = models.JSONField(default=list, blank=True)
     started_at = MomentField()
     seen_at = MomentField(db_index=True)
     #: What a person has told it to do, until it obeys: the name of one of ``WORKER_COMMANDS``.
@@ -150,14 +150,9 @@ class WorkerProcess(models.Model):
         db_table = "taskclaim_workerprocess"
         verbose_name_plural = _("worker processes")
 
-    @property
-    def model_labels(self) -> list[str]:
-        """The labels one by one."""
-        return self.labels.replace(",", " ").split()
-
     def serves(self, model: type[models.Model]) -> bool:
         """Say whether the worker claims rows of *model*."""
-        return model._meta.label_lower in {label.lower() for label in self.model_labels}
+        return model._meta.label_lower in map(str.lower, self.labels)
 
 
 class RateLevel(models.Model):

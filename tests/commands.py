@@ -139,7 +139,7 @@ def live_worker(*labels: str, seen: int = 1, **facts: Any) -> WorkerProcess:
     ago = DatabaseLater(timedelta(seconds=-seen))
     return WorkerProcess.objects.create(
         name=f"worker@host:{number}",
-        labels=", ".join(labels),
+        labels=list(labels),
         started_at=ago,
         seen_at=ago,
         **facts,

@@ -74,7 +74,7 @@ class Migration(migrations.Migration):
                         max_length=200, primary_key=True, serialize=False
                     ),
                 ),
-                ("labels", models.TextField(blank=True, default="")),
+                ("labels", models.JSONField(blank=True, default=list)),
                 ("started_at", django_taskclaim.fields.MomentField()),
                 ("seen_at", django_taskclaim.fields.MomentField(db_index=True)),
                 ("command", models.CharField(blank=True, default="", max_length=20)),

@@ -212,8 +212,8 @@ class Service(WorkerThread):
             "last_error": str(refused[-1])[:500] if refused else counters.last_error,
         }
         if not rows.filter(name=self.process).update(**facts):
-            labels = ", ".join(self.options.labels)
-            rows.create(name=self.process, labels=labels, started_at=DatabaseNow(), **facts)
+            facts |= {"labels": self.options.labels, "started_at": DatabaseNow()}
+            rows.create(name=self.process, **facts)
         return True
 
     def _sign_off(self) -> None:

@@ -129,7 +129,7 @@ def recorded() -> list[tuple[Any, ...]]:
 def worker(name: str = WORKER, *, silent: bool = False, **facts: Any) -> WorkerProcess:
     """List a worker process of photos that has reported just now, or has fallen silent."""
     now = timezone.now()
-    values: dict[str, Any] = {"labels": "testapp.Photo"}
+    values: dict[str, Any] = {"labels": ["testapp.Photo"]}
     seen_at = now - timedelta(minutes=2 if silent else 0)
     values |= {"started_at": now - timedelta(hours=1), "seen_at": seen_at}
     return WorkerProcess.objects.create(name=name, **(values | facts))

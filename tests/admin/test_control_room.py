@@ -216,7 +216,7 @@ def test_a_throttle_of_every_worker_is_shown(looks: Client, use_tz: bool, settin
     make(Photo, 1)
     worker(throttles=throttled("replica lag 31 s"))
     assert re.search(r"THROTTLED until .*replica lag 31 s", text_of(looks.get(photos())))
-    worker(SILENT, labels="testapp.Photo,testapp.Job", rows_done=4711)
+    worker(SILENT, labels=["testapp.Photo", "testapp.Job"], rows_done=4711)
     assert re.search("RUNNING.* 4,711 all its models", text_of(looks.get(photos())))
     stop_everyone(Photo, "default", timedelta(minutes=9), "the API said 429")
     assert re.search(r"THROTTLED until .*everyone: the API said 429", text_of(looks.get(photos())))

@@ -143,7 +143,7 @@ def test_an_order_needs_every_model_that_the_worker_serves(
     boss: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By permission and by the ModelAdmin of each; a page orders the workers of its own model."""
-    worker(labels="testapp.Photo, testapp.Job")
+    worker(labels=["testapp.Photo", "testapp.Job"])
     client = somebody(*OPERATE)
     assert client.get(command_url("release")).status_code == 403
     assert client.post(command_url("release"), {"reason": ""}).status_code == 403
@@ -152,9 +152,9 @@ def test_an_order_needs_every_model_that_the_worker_serves(
     assert other.post(command_url("release"), {"reason": ""}).status_code == 302
     assert WorkerProcess.objects.get().command == "release"
 
-    worker("elsewhere@h:1", labels="testapp.Job")
+    worker("elsewhere@h:1", labels=["testapp.Job"])
     assert boss.post(command_url("stop", "elsewhere@h:1"), {"reason": ""}).status_code == 403
-    worker("both@h:1", labels="testapp.Photo, testapp.UuidKey")
+    worker("both@h:1", labels=["testapp.Photo", "testapp.UuidKey"])
     deny(monkeypatch, UuidKey, "has_change_permission")
     assert boss.post(command_url("stop", "both@h:1"), {"reason": ""}).status_code == 403
     assert boss.post(command_url("dance"), {"reason": ""}).status_code == 404

@@ -246,7 +246,7 @@ def worker_lines(known: Snapshot, *, sees_all: bool) -> list[dict[str, Any]]:
         return []
     for worker in seen.workers[:WORKERS]:
         # The error of a worker of several models may be about a model that this user may not see.
-        sees_error = sees_all and len(worker.model_labels) == 1
+        sees_error = sees_all and len(worker.labels) == 1
         line = {
             "worker": worker,
             "command": WORKER_COMMANDS[worker.command].done if worker.command else "",

@@ -304,7 +304,7 @@ def _progress_cells(seen: Overview) -> list[str]:
 def _worker_cells(worker: WorkerProcess, now: datetime) -> list[str]:
     return [
         worker.name,
-        ", ".join(worker.model_labels),
+        ", ".join(worker.labels),
         "running" if worker.alive else "silent",
         *(f"{number:,}" for number in (worker.rows_held, worker.rows_done, worker.rows_failed)),
         f"{format_duration(now - as_utc(worker.seen_at))} ago",
