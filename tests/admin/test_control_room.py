@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -156,8 +155,7 @@ def test_a_refresh_without_news_sends_a_token_and_no_page(boss: Client) -> None:
 
 def test_what_runs_is_listed_the_longest_first_and_people_by_their_names(boss: Client) -> None:
     make(Photo, 4)
-    boss_pk = User.objects.get(username="boss").pk
-    for who in (f"user:{boss_pk}", "user:017", "user:nobody", None):
+    for who in (f"user:{boss.session['_auth_user_id']}", "user:017", "user:nobody", None):
         Photo.objects.claim_batch(1, claimed_by=who, durable=False)
     page = text_of(boss.get(photos()))
     assert re.search(r"the longest first .*boss \(you\) .*user:017 .*nobody .*1 of 5", page)

@@ -31,11 +31,9 @@ def now() -> datetime:
     return database_time("default").replace(second=0, microsecond=0)
 
 
-def minute(
-    now: datetime, ago: float, model: str = "testapp.photo", process: str = "w", **counts: int
-) -> None:
-    at = now - timedelta(minutes=ago)
-    ThroughputMinute.objects.create(at=at, model=model, process=process, counts=counts)
+def minute(now: datetime, ago: float, process: str = "w", of: str = "photo", **counts: int) -> None:
+    facts = {"model": f"testapp.{of}", "process": process, "counts": counts}
+    ThroughputMinute.objects.create(at=now - timedelta(minutes=ago), **facts)
 
 
 def throughput(span: timedelta) -> list[Slot]:
@@ -51,7 +49,7 @@ def total(name: str = "done") -> Any:
 def test_processes_add_up_and_gaps_are_shown(now: datetime) -> None:
     minute(now, 5, done=60, failed=1, errors=3)
     minute(now, 5, done=60, process="v")
-    minute(now, 5, done=60, model="testapp.uuidkey")
+    minute(now, 5, done=60, of="uuidkey")
     minute(now, 90, done=60)
     hour = throughput(HOUR)
     assert len(hour) == 60
