@@ -179,6 +179,9 @@ class InFlight:
                 # The worker stops: the halves have not been started.
                 self.give_back(item.rows)
                 return
+            for held in item.rows:
+                # If the process ends now, none of them was running.
+                held.batch.started[held.number] = 0
             middle = (len(item.rows) + 1) // 2
             waiting = self._waiting.setdefault(item.handler.model, deque())
             waiting.extendleft([deque(item.rows[middle:]), deque(item.rows[:middle])])

@@ -90,18 +90,22 @@ def test_a_database_that_goes_away_is_not_asked_without_pause(
 def test_what_a_child_had_not_begun_goes_back_although_its_successor_stops_at_once(
     transactional_db: None,
 ) -> None:
-    make(Photo, 100)
-    handler, memory = Handler(Photo, print), shared_memory()
+    make(Photo, 200)
+    handler, memory = Handler(Photo, print, batch=True), shared_memory()
     child = InFlight(Notes(memory))
     for _ in range(100):
-        child.add(hold(handler, Photo.objects.claim_batch(1)))
+        child.add(hold(handler, Photo.objects.claim_batch(2)))
+    # One of the halves of a batch that raised has begun.
+    assert (item := child.take(0, threading.Event(), is_async=False))
+    child.halve(item)
+    assert child.take(0, threading.Event(), is_async=False)
     inflight, options = InFlight(Notes(memory)), WorkerOptions((Photo._meta.label,), "w", "default")
     service = Service(options, [handler], inflight)
     claimer = Claimer(service)
     claimer.leave()
     claimer.start()
     claimer.join(120)
-    assert Photo.objects.open().count() == 100
+    assert Photo.objects.open().count() == 199
 
 
 @pytest.mark.once
