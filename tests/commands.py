@@ -138,9 +138,5 @@ def live_worker(*labels: str, seen: int = 1, **facts: Any) -> WorkerProcess:
     number = WorkerProcess.objects.count()
     ago = DatabaseLater(timedelta(seconds=-seen))
     return WorkerProcess.objects.create(
-        name=f"worker@host:{number}",
-        labels=list(labels),
-        started_at=ago,
-        seen_at=ago,
-        **facts,
+        name=f"worker@host:{number}", labels=list(labels), started_at=ago, seen_at=ago, **facts
     )

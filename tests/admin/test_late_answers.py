@@ -52,12 +52,7 @@ def complete(row: Any) -> None:
     ],
 )
 def test_a_late_answer_changes_nothing_and_shows_the_row_as_it_is_now(
-    boss: Client,
-    in_states: Any,
-    begin: str,
-    act: str,
-    meanwhile: Callable[[Any], None],
-    state: str,
+    boss: Client, in_states: Any, begin: str, act: str, meanwhile: Callable[[Any], None], state: str
 ) -> None:
     row = in_states(Photo)[begin]
     url = act_on(Photo, act, row)

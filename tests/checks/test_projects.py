@@ -49,10 +49,7 @@ WRONG_MODELS = {
         "    claim_fields = {'expires_at': 'title', 'holder': 'x'}",
         "E005",
     ),
-    "range_bare": (
-        PAGE + "class Photo(RangeMixin, models.Model):\n    source = Page",
-        "E005",
-    ),
+    "range_bare": (PAGE + "class Photo(RangeMixin, models.Model):\n    source = Page", "E005"),
     "two_tables": ("class Page(ClaimMixin): ...\nclass Photo(Page, CompletedAtMixin): ...", "E005"),
     "two_queues": ("class Page(TaskMixin): ...\nclass Photo(PrefixedTaskMixin, Page): ...", "E005"),
     "no_link": ("class Photo(SourceMixin, TaskMixin):\n    source = 3", "E061"),
@@ -141,10 +138,7 @@ TAKEN = {
     "TIMEOUT = None",
     "STORE_TRACEBACK = True",
 }
-TAKEN |= {
-    "RETRIES = 0",
-    "FIXTURES_WRITE_CLAIMS = True",
-}
+TAKEN |= {"RETRIES = 0", "FIXTURES_WRITE_CLAIMS = True"}
 
 
 def test_every_setting_with_every_wrong_value_is_reported(project: Project) -> None:

@@ -18,9 +18,7 @@ pytestmark = pytest.mark.django_db(databases=["default", "other"], transaction=T
 
 
 @pytest.mark.promise(3, 7)
-def test_every_kind_of_companion_is_drained_after_a_kill(
-    start_worker: Start,
-) -> None:
+def test_every_kind_of_companion_is_drained_after_a_kill(start_worker: Start) -> None:
     """Two companions work on one table at once; a source may be gone, go while it is worked on, or be locked.
 
     Results stand on the sources once each, because the fenced completion writes them.

@@ -148,7 +148,7 @@ def test_the_history_of_a_killed_worker_explains_the_second_run(start_worker: St
     (expired,) = [event for event in events if event.event == "expired"]
     events.remove(expired)
     assert [(event.event, event.iteration) for event in events] == [
-        *(("claimed", 0), ("claimed", 1), ("completed", 1)),
+        *(("claimed", 0), ("claimed", 1), ("completed", 1))
     ]
     assert [event.holder.startswith(name + "#") for event in events] == [True] + [False] * 2
     assert expired.holder.startswith(name + "#")

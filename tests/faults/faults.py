@@ -30,11 +30,7 @@ def fault(sentence: str, *edits: tuple[str, str, str], on: tuple[str, ...] = DAT
 
 EXPIRY, SCOPE = "querysets/expiry.py", "querysets/scope.py"
 COMPLETING = "querysets/completing.py"
-TRANSACTIONS, FENCE, STATEMENTS = (
-    "querysets/transactions.py",
-    "querysets/fence.py",
-    "db/sql.py",
-)
+TRANSACTIONS, FENCE, STATEMENTS = ("querysets/transactions.py", "querysets/fence.py", "db/sql.py")
 BASE = "db/base.py"
 POSTGRESQL, ATOMIC = "db/postgresql.py", "worker/calling.py"
 SERVICE = "worker/service.py"
@@ -86,19 +82,11 @@ FAULTS = {
     3: [
         fault(
             "The fence lets an older token of the same holder pass.",
-            (
-                STATEMENTS,
-                "{self.iteration} = %s",
-                "{self.iteration} >= %s",
-            ),
+            (STATEMENTS, "{self.iteration} = %s", "{self.iteration} >= %s"),
         ),
         fault(
             "save() of an instance whose claim was lost writes the row.",
-            (
-                FENCE,
-                "base_qs = base_qs.extra(where=[fence.text], params=fence.params)",
-                "pass",
-            ),
+            (FENCE, "base_qs = base_qs.extra(where=[fence.text], params=fence.params)", "pass"),
         ),
         fault(
             "delete() of an instance whose claim was lost deletes the row.",
@@ -129,18 +117,14 @@ FAULTS = {
         ),
         fault(
             "A row that is released keeps its iteration.",
-            (
-                SCOPE,
-                '    "iteration": ONE_MORE,\n    "claimed_by": None',
-                '    "claimed_by": None',
-            ),
+            (SCOPE, '    "iteration": ONE_MORE,\n    "claimed_by": None', '    "claimed_by": None'),
         ),
     ],
     4: [
         fault(
             "The token of a claim that completed its row can still fail or release it.",
             (STATEMENTS, "{self.status} = '{Status.PROCESSING.value}'", "{self.status} <> 'open'"),
-        ),
+        )
     ],
     5: [
         fault(
@@ -167,7 +151,7 @@ FAULTS = {
                 "        name = table.column(column)\n"
                 "        end = table.bound(column, timezone.now() + lease)",
             ),
-        ),
+        )
     ],
     7: [
         fault(
@@ -248,11 +232,7 @@ FAULTS = {
     12: [
         fault(
             "After a silence the reaper charges rows before the living could renew.",
-            (
-                EXPIRY,
-                "if prompt < self._renewal_interval()",
-                "if False",
-            ),
+            (EXPIRY, "if prompt < self._renewal_interval()", "if False"),
         ),
         fault(
             "A row whose handler meets an outage of the database is charged a try.",

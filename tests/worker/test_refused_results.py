@@ -72,7 +72,7 @@ REFUSALS: dict[str, dict[str, Any]] = {
             ["DROP INDEX refuses"],
             lambda: words(100_000),
             "index row",
-        ),
+        )
     },
     "mysql": {
         "1644": (*refusing("NEW.note = 'refused'"), lambda: "refused", REFUSED),

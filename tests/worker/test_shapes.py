@@ -14,9 +14,7 @@ ROWS = 10
 
 
 @pytest.mark.promise(5, 7)
-def test_each_row_of_every_shape_is_done_once_whoever_is_killed(
-    start_worker: Start,
-) -> None:
+def test_each_row_of_every_shape_is_done_once_whoever_is_killed(start_worker: Start) -> None:
     """Two of the worker's processes die in the middle of atomic handlers; effect and result are there exactly once."""
     keys = {shape: [row.pk for row in make(shape, ROWS)] for shape in SHAPES}
     models = " ".join(shape._meta.label for shape in SHAPES)

@@ -102,12 +102,7 @@ def write_what_it_is(row: Any) -> None:
     row.counter = str(row.counter)
 
 
-WRITES = [
-    write_by_queryset,
-    save_some,
-    save_all,
-    write_what_it_is,
-]
+WRITES = [write_by_queryset, save_some, save_all, write_what_it_is]
 
 
 @pytest.mark.parametrize(

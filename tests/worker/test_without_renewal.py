@@ -61,9 +61,7 @@ def test_a_handler_hears_that_its_lease_could_not_be_renewed(work: Callable[...,
 
 @pytest.mark.promise(12)
 @pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server that is connected to")
-def test_a_database_that_goes_away_is_not_asked_without_pause(
-    start_worker: Start,
-) -> None:
+def test_a_database_that_goes_away_is_not_asked_without_pause(start_worker: Start) -> None:
     """A slow machine asks less often, so the span is long there, too."""
     jobs(1)
     settings = connection.settings_dict

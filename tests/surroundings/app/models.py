@@ -15,11 +15,7 @@ class ByRange(TaskMixin, Payload):
         managed = False
 
 
-PARTITIONS = [
-    "FROM (MINVALUE) TO (3)",
-    "FROM (3) TO (7)",
-    "FROM (7) TO (MAXVALUE)",
-]
+PARTITIONS = ["FROM (MINVALUE) TO (3)", "FROM (3) TO (7)", "FROM (7) TO (MAXVALUE)"]
 
 
 class Elsewhere(TaskMixin, Payload):

@@ -11,10 +11,7 @@ class Migration(migrations.Migration):
     operations = [
         migrations.CreateModel(
             name="Parcel",
-            fields=[
-                ("id", KEY.clone()),
-                ("address", models.CharField(max_length=100)),
-            ],
+            fields=[("id", KEY.clone()), ("address", models.CharField(max_length=100))],
         ),
         migrations.CreateModel(
             name="Letter",
