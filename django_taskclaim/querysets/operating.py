@@ -196,7 +196,10 @@ class RunAt(StateChange):
 
 def run_at(at: datetime | None) -> StateChange:
     """Return what makes waiting rows due at a moment, or with None now."""
-    if at is not None and at.year >= OPEN_ENDED.year:
+    if at is not None and at.year <= NEVER_WAITED.year:
+        # Long due, and the row would count as one that never waited. The first years of all have no moment in UTC.
+        at = None
+    elif at is not None and at.year >= OPEN_ENDED.year:
         # What lies further in the future is a mark.
         at = OPEN_ENDED - timedelta(days=1)
     sets = {"not_before": scope.NOW if at is None else at}

@@ -79,6 +79,8 @@ def test_rows_that_wait_run_at_a_moment_or_now(model: Any) -> None:
     assert model.objects.run_at(datetime.max) == 1
     assert model.objects.due().count() == 2
     assert [model.objects.run_at(), model.objects.run_at()] == [1, 0]
+    make(model, not_before=moment + hour)
+    assert model.objects.run_at(datetime.min.replace(tzinfo=timezone.get_fixed_timezone(330))) == 1
     assert model.objects.due().filter(pk=waiting.pk).exists()
     assert [stored(due), stored(alone)] == before
     assert ClaimOnly.objects.run_at() == 0
