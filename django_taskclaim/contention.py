@@ -229,7 +229,7 @@ class retry_on_contention:
         code = contention_code(error)
         if code is None or (code in LOCK_TIMEOUTS and not self.lock_timeouts):
             return None
-        hit = [connection for connection in self._suspects(error) if _in_transaction(connection)]
+        hit = [connection for connection in self._affected(error) if _in_transaction(connection)]
         for connection in hit:
             if connection.in_atomic_block:
                 connection.set_rollback(True)
@@ -255,7 +255,7 @@ class retry_on_contention:
         contention_retried.send_robust(sender=retry_on_contention, **facts)
         return pause
 
-    def _suspects(self, error: Exception) -> list[BaseDatabaseWrapper]:
+    def _affected(self, error: Exception) -> list[BaseDatabaseWrapper]:
         """Return the connections that *error* may have come from."""
         if self.atomic or self.using is not None:
             return [connections[self.using or DEFAULT_DB_ALIAS]]

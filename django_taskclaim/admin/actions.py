@@ -152,15 +152,15 @@ class ClaimActions(OperatePermission):
             raise Http404(_("There is no such row."))
         rows = claims_of(self.get_queryset(request))
         if row is None:
-            return self.claim_act(request, action, action.chosen(rows))
+            return self.claim_action(request, action, action.chosen(rows))
         facts, columns = facts_of(row), claim_columns(type(row))
         shown = (row.pk, facts.status, facts.iteration, facts.holder, action.slug)
         # What changes the row after it was read keeps it from the action.
         as_read = {columns.status.name: facts.status, columns.iteration.name: facts.iteration}
         rows = every_row(rows).filter(pk=row.pk, **as_read)
-        return self.claim_act(request, action, rows, row=row, hidden={SHOWN: [repr(shown)]})
+        return self.claim_action(request, action, rows, row=row, hidden={SHOWN: [repr(shown)]})
 
-    def claim_act(
+    def claim_action(
         self,
         request: HttpRequest,
         action: Action,
@@ -227,7 +227,7 @@ def list_action(action: Action) -> Callable[..., HttpResponseBase]:
     @admin.action(permissions=["operate"], description=label)
     def run(model_admin: ClaimActions, request: HttpRequest, rows: Any) -> HttpResponseBase:
         sent = {name: request.POST.getlist(name) for name in SENT}
-        return model_admin.claim_act(request, action, claims_of(rows), hidden=sent)
+        return model_admin.claim_action(request, action, claims_of(rows), hidden=sent)
 
     run.__name__ = f"claim_{action.slug.replace('-', '_')}"
     return run

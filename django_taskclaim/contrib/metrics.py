@@ -90,12 +90,12 @@ def metrics(request: HttpRequest) -> HttpResponse:
     if not token or not constant_time_compare(given, f"Bearer {token}"):
         raise PermissionDenied
     registry = CollectorRegistry()
-    registry.register(Figures())
+    registry.register(QueueCollector())
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))
     return HttpResponse(encode(registry), content_type=content_type)
 
 
-class Figures(Collector):
+class QueueCollector(Collector):
     """Reads the figures of models at the moment they are asked for."""
 
     def collect(self) -> Iterator[Metric]:

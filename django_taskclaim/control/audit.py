@@ -143,14 +143,14 @@ def change_overrides(
     using: str | None = None,
 ) -> None:
     """Set *values* as ``switch.set_overrides`` does, with its errors."""
-    changed = in_words(values)
+    changed = overrides_text(values)
     why = f"{changed}: {reason}" if reason else changed
     overrides: dict[str, Any] = {**values, "by": str(by)}
     with _recording(model, "settings", using, by=by, reason=why):
         set_overrides(model, using=using, **overrides)
 
 
-def in_words(overrides: Mapping[str, object]) -> str:
+def overrides_text(overrides: Mapping[str, object]) -> str:
     """Return overrides as people write them: ``batch size 10, lease 30s, rate none``."""
     return ", ".join(
         f"{name.replace('_', ' ')} {override_as_text(value)}" for name, value in overrides.items()

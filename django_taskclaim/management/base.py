@@ -172,7 +172,7 @@ class RowsCommand(ClaimCommand):
         text = "do not ask; off a terminal nobody is asked anyway"
         add("--noinput", "--no-input", dest="interactive", action="store_false", help=text)
 
-    def act(
+    def perform(
         self,
         action: Action,
         which: str,

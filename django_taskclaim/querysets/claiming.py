@@ -394,12 +394,12 @@ def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key]) -> list[Claime
         statement = _prepare(call, scan, found.filter(pk__in=part), simple=False)
         return _send(call, statement, len(part), scan)
 
-    def claim_apart(part: Sequence[Key]) -> list[ClaimedRow]:
+    def claim_some(part: Sequence[Key]) -> list[ClaimedRow]:
         return run(call.target, partial(claim_part, part))
 
     for part in call.target.dialect.chunks(keys, call.target.table):
         if call.goes_around:
-            for some in isolating.send_around(call.target, part, claim_apart, raises=False):
+            for some in isolating.send_around(call.target, part, claim_some, raises=False):
                 rows += some
         else:
             rows += claim_part(part)

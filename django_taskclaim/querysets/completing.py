@@ -15,7 +15,7 @@ from django_taskclaim.fields import AnyField
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import scope
 from django_taskclaim.querysets.fence import refuse_names
-from django_taskclaim.querysets.operating import delete_locked, goes_alone
+from django_taskclaim.querysets.operating import can_fast_delete, delete_locked
 from django_taskclaim.querysets.scope import ClaimTarget, Columns
 from django_taskclaim.querysets.writes import Given, HeldRows, Write
 from django_taskclaim.signals import rows_completed
@@ -67,7 +67,7 @@ def _completion(target: ClaimTarget, names: Collection[str]) -> Write:
             verb.shown, verb.then = AS_LEFT, [partial(_copy, policy.model), _remove]
         case Delete():
             verb.shown, own, inherited = AS_LEFT, [], []
-            verb.deletes = goes_alone(target)
+            verb.deletes = can_fast_delete(target)
             verb.then = [] if verb.deletes else [_remove]
     if own:
         verb.own, verb.per_row = partial(_values_of, own), len(own)

@@ -289,7 +289,7 @@ def hand_over(model: type[models.Model], to: str, lease: Lease) -> Write:
 PRUNED = "pruned"
 
 
-def goes_alone(target: ClaimTarget) -> bool:
+def can_fast_delete(target: ClaimTarget) -> bool:
     """Say whether nothing goes with a row that is deleted, no signal is sent of it, and it has one table."""
     rows: Rows = models.QuerySet(target.model, using=target.alias)
     return Collector(using=target.alias).can_fast_delete(rows)
@@ -297,7 +297,7 @@ def goes_alone(target: ClaimTarget) -> bool:
 
 def delete_locked(target: ClaimTarget, keys: Sequence[Key], condition: Q) -> int:
     """Delete rows that this transaction has locked and that still match, as Django does, and return how many."""
-    if goes_alone(target):
+    if can_fast_delete(target):
         return write_locked(target, keys, condition, None)
     rows: Rows = models.QuerySet(target.model, using=target.alias)
     path = target.columns.key_path(target.model)

@@ -3,12 +3,7 @@
 from typing import Any
 
 from django_taskclaim.db import DatabaseLater
-from tests.querysets.conftest import (  # noqa: F401 - fixtures
-    let_lease_lapse,
-    nothing_learned,
-    rule,
-    strategy,
-)
+from tests.querysets.conftest import let_lease_lapse, nothing_learned, rule, strategy  # noqa: F401 - fixtures
 from tests.testapp.models import Photo
 from tests.worker.conftest import start_worker  # noqa: F401 - a fixture
 

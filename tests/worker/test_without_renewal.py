@@ -94,7 +94,8 @@ def test_what_a_child_had_not_begun_goes_back_although_its_successor_stops_at_on
     for _ in range(100):
         child.add(hold(handler, Photo.objects.claim_batch(2)))
     # One of the halves of a batch that raised has begun.
-    assert (item := child.take(0, threading.Event(), is_async=False))
+    item = child.take(0, threading.Event(), is_async=False)
+    assert item
     child.halve(item)
     assert child.take(0, threading.Event(), is_async=False)
     inflight, options = InFlight(Notes(memory)), WorkerOptions((Photo._meta.label,), "w", "default")

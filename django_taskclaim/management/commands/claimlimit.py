@@ -19,7 +19,7 @@ from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS
 
-from django_taskclaim.control.audit import change_overrides, in_words
+from django_taskclaim.control.audit import change_overrides, overrides_text
 from django_taskclaim.management.base import ClaimCommand, Model
 from django_taskclaim.switch import override_from_text, overrides_of, places_of
 from django_taskclaim.tables import LIMITS, OVERRIDES
@@ -60,7 +60,7 @@ class Command(ClaimCommand):
 
 def _line(model: Model, alias: str) -> str:
     where = "" if alias == DEFAULT_DB_ALIAS else f" on {alias}"
-    text = in_words(overrides_of(model, using=alias)) or "no overrides"
+    text = overrides_text(overrides_of(model, using=alias)) or "no overrides"
     return f"{model._meta.label}{where}: {text}"
 
 

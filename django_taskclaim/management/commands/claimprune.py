@@ -40,7 +40,7 @@ class Command(RowsCommand):
         except TypeError as error:
             raise UsageError(str(error)) from error
         which = f"complete, for more than {format_duration(older_than)}"
-        self.act(PRUNE, which, old, _warnings(model), how={"older_than": older_than}, **options)
+        self.perform(PRUNE, which, old, _warnings(model), how={"older_than": older_than}, **options)
 
 
 def _warnings(model: Model) -> list[str]:

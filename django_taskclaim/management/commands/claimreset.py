@@ -38,7 +38,7 @@ class Command(RowsCommand):
             raise UsageError("--paused opens paused rows only; run it apart.")
         action = RESUME_ROWS if paused else RESET
         states = [*named] or [Status.PAUSED if paused else Status.FAILED]
-        self.act(
+        self.perform(
             action,
             " or ".join(named.get(state, state.value) for state in states),
             in_state(claim_columns(self.where[0][0]), *states),

@@ -38,7 +38,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, close_old_connections
 from django.utils import timezone
 
 from django_taskclaim.columns import has_ranges
-from django_taskclaim.control.audit import in_words
+from django_taskclaim.control.audit import overrides_text
 from django_taskclaim.doctor.blockers import reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment
@@ -95,7 +95,7 @@ AGES: Mapping[str, Callable[[Overview], datetime | None]] = {
 FIGURES = (*COUNTS, *AGES)
 
 
-def figures_of(seen: Overview) -> dict[str, Figure]:
+def values_of(seen: Overview) -> dict[str, Figure]:
     """Return all figures of one model."""
     found: dict[str, Figure] = {name: read(seen) for name, read in COUNTS.items()}
     for name, read in AGES.items():
@@ -239,7 +239,7 @@ class Command(ClaimCommand):
             yield f"all together keep to: {seen.limits}"
         if seen.switch is not None and seen.switch.overrides:
             who = seen.switch.set_by or "somebody"
-            yield f"set by {who}: {in_words(seen.switch.overrides)}"
+            yield f"set by {who}: {overrides_text(seen.switch.overrides)}"
         if seen.due_since is not None:
             yield f"longest due: {format_duration(seen.now - seen.due_since)} (oldest_due)"
         if note := policy_for(seen.model).completion.note:
@@ -272,7 +272,7 @@ def _reasons_to_fail(
     Workers are asked of models that have a handler, because rows that people claim need none; of *named* ones always.
     """
     for seen, _ in looks:
-        figures = figures_of(seen)
+        figures = values_of(seen)
         if not named and handler_for(seen.model) is None:
             figures["workers"] = None
         found = [
@@ -315,4 +315,4 @@ def _worker_cells(worker: WorkerProcess, now: datetime) -> list[str]:
 def _facts(seen: Overview) -> dict[str, object]:
     """Return what --format json says of one model."""
     label, at = seen.model._meta.label, seen.now.isoformat()
-    return {"model": label, "database": seen.alias, "at": at, "figures": figures_of(seen)}
+    return {"model": label, "database": seen.alias, "at": at, "figures": values_of(seen)}
