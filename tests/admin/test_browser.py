@@ -129,12 +129,9 @@ def test_an_interval_chosen_during_a_refresh_begins_no_second_loop(room: Browser
 
 
 def test_a_page_without_a_network_or_a_session_says_so(room: Browser) -> None:
-    command = room.driver.execute_cdp_cmd
-    offline = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
-    command("Network.enable", {})
-    command("Network.emulateNetworkConditions", {"offline": True, **offline})
+    room.driver.set_network_conditions(offline=True, latency=0, throughput=-1)
     room.reads("not refreshed since")
-    command("Network.emulateNetworkConditions", {"offline": False, **offline})
+    room.driver.delete_network_conditions()
     wait_until(lambda: "not refreshed" not in room.text(), what="fresh again")
     room.driver.delete_all_cookies()
     room.reads("You are signed out.")
