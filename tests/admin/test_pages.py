@@ -50,6 +50,7 @@ def test_holder_lease_tries_and_error_are_shown_in_plain_words(
         rows = in_states(Photo)
         set_raw(rows["processing"], "claimed_by", "'worker-3@web-2:811#abc'")
         set_raw(rows["failed"], "last_error", "%s", ["gone\n\nTraceback (most recent call last):"])
+        set_raw(rows["waiting"], "last_error", "%s", [f"{'x' * 99} to its end"])
         pause(Photo, by="eve", until=600)
         page = text_of(boss.get(address(Photo)))
         for words in (
@@ -69,7 +70,7 @@ def test_holder_lease_tries_and_error_are_shown_in_plain_words(
             ("complete", "Claimed at .*Completed at "),
             ("failed", "failed LookupError gone .*Reset .*Traceback.* Url"),
             ("expired", "Claimed at .*Expires at "),
-            ("waiting", r"next in \d min"),
+            ("waiting", r"next in \d min .*x to its end"),
         ):
             page = text_of(boss.get(address(Photo, "change", rows[state].pk)))
             assert ("Traceback" in page) == (state == "failed")
