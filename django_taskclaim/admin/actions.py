@@ -173,17 +173,11 @@ class ClaimActions(OperatePermission):
 
         *hidden* is how they were chosen, or what the page has shown of them, see ``confirm``.
         """
-        # The list, filtered as it was.
-        kept = request.GET.get(FILTERS_KEPT, request.GET.urlencode())
-        back = self.claim_address("changelist") + (f"?{kept}" if kept else "")
-        name = str(self.opts.verbose_name_plural)
-        crumbs, states = [Crumb(capfirst(name), back)], states_of(rows)
+        crumbs, back = self.claim_crumbs(request, row)
+        name, states = str(self.opts.verbose_name_plural), states_of(rows)
         facts = counted(states) or [_("There are none.")]
         if row is not None:
-            name, page = Truncator(str(row)).chars(60), self.claim_address("change", quote(row.pk))
-            crumbs.append(Crumb(name, page))
-            back = back if FILTERS_KEPT in request.GET else page
-            facts = [summary(facts_of(row), all_of_it=True)]
+            name, facts = crumbs[-1].title, [summary(facts_of(row), all_of_it=True)]
         elif states.total() > MOST:
             facts = [_("More than %(number)s rows") % {"number": number(MOST)}]
         takes = action.takes(Status.PROCESSING) and Status.PROCESSING in states
@@ -218,6 +212,19 @@ class ClaimActions(OperatePermission):
             crumbs=crumbs,
             site=self.admin_site,
         )
+
+    def claim_crumbs(
+        self, request: HttpRequest, row: models.Model | None
+    ) -> tuple[list[Crumb], str]:
+        """Return the way to a page that asks, over the list as it was filtered, and where it leads back to."""
+        kept = request.GET.get(FILTERS_KEPT, request.GET.urlencode())
+        back = self.claim_address("changelist") + (f"?{kept}" if kept else "")
+        crumbs = [Crumb(capfirst(str(self.opts.verbose_name_plural)), back)]
+        if row is not None:
+            page = self.claim_address("change", quote(row.pk))
+            crumbs.append(Crumb(Truncator(str(row)).chars(60), page))
+            back = back if FILTERS_KEPT in request.GET else page
+        return crumbs, back
 
 
 def list_action(action: Action) -> Callable[..., HttpResponseBase]:
@@ -281,14 +288,17 @@ def run_action(
         if changed:
             facts: dict[str, Any] = {"by": request.user, "reason": reason, "using": rows.db}
             record_action(rows.model, action.name, rows=changed, key=key, **facts)
-    ending = trouble
-    if not trouble and not is_over:
-        ending = _("The time was up; press again for the rest.")
-    elif not trouble and (reasons := counted(alone)):
-        ending = _("Left alone: %(reasons)s.") % {"reasons": ", ".join(reasons)}
+    ending = trouble or _ending(alone, is_over=is_over)
     tell = messages.error if trouble else messages.success if changed else messages.warning
     tell(request, f"{action.result(changed, rows.model)} {ending}".rstrip())
     return is_over
+
+
+def _ending(alone: Mapping[str, int], *, is_over: bool) -> str:
+    if not is_over:
+        return _("The time was up; press again for the rest.")
+    reasons = ", ".join(counted(alone))
+    return _("Left alone: %(reasons)s.") % {"reasons": reasons} if reasons else ""
 
 
 def chunks_of(rows: Rows) -> Iterator[list[Any]]:

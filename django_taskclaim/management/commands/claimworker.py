@@ -27,6 +27,7 @@ import os
 import signal
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -109,18 +110,7 @@ class Command(ClaimCommand):
         if more:
             text = f"These models live on {using}, {', '.join(more)}"
             raise UsageError(f"{text}; start a worker for each, or name one --database.")
-        names, limit = [one.name for one in fields(WorkerOptions)], options["max_time"]
-        given = {name: options[name] for name in names if options.get(name)}
-        given |= {
-            "labels": tuple(dict.fromkeys(model._meta.label for model, _ in self.where)),
-            "using": using,
-            "filters": tuple(options["filters"]),
-            "ends_at": None if limit is None else clock() + limit.total_seconds(),
-            # Cron mails all output, so without a supervisor only trouble is shown, unless -v 2 asks for everything.
-            "verbosity": 0 if in_process and options["verbosity"] == 1 else options["verbosity"],
-            "schema": getattr(connections[using], "schema_name", None),
-        }
-        worker = WorkerOptions(**given)
+        worker = self._options(in_process, using, options)
         work_in_schema(worker.schema)
         log_to_console(worker.verbosity)
         try:
@@ -147,6 +137,20 @@ class Command(ClaimCommand):
             leave(code)
         if code:
             sys.exit(code)
+
+    def _options(self, in_process: bool, using: str, options: Mapping[str, Any]) -> WorkerOptions:
+        names, limit = [one.name for one in fields(WorkerOptions)], options["max_time"]
+        given = {name: options[name] for name in names if options.get(name)}
+        given |= {
+            "labels": tuple(dict.fromkeys(model._meta.label for model, _ in self.where)),
+            "using": using,
+            "filters": tuple(options["filters"]),
+            "ends_at": None if limit is None else clock() + limit.total_seconds(),
+            # Cron mails all output, so without a supervisor only trouble is shown, unless -v 2 asks for everything.
+            "verbosity": 0 if in_process and options["verbosity"] == 1 else options["verbosity"],
+            "schema": getattr(connections[using], "schema_name", None),
+        }
+        return WorkerOptions(**given)
 
     def _greet(self, worker: WorkerOptions) -> None:
         most = worker.processes * worker.connections
