@@ -12,7 +12,7 @@ from django.utils import timezone, translation
 
 from django_taskclaim.admin.control_room import snapshot
 from django_taskclaim.control.audit import record_action
-from django_taskclaim.control.models import OperatorAct, ThroughputMinute
+from django_taskclaim.control.models import ThroughputMinute
 from django_taskclaim.querysets.failing import stop_everyone
 from django_taskclaim.switch import (
     claimable_models,
@@ -139,8 +139,7 @@ def test_a_login_after_the_session_ended_leads_back_to_the_page(boss: Client) ->
     """The login form sends a GET to the address of the form that was lost."""
     where = photos("settings")
     assert Client().post(where).status_code == 302
-    answer = boss.get(where)
-    assert (answer.status_code, answer["Location"]) == (302, photos())
+    assert boss.get(where)["Location"] == photos()
     assert recorded() == []
 
 
@@ -365,8 +364,7 @@ def test_settings_are_shown_with_who_changed_them(boss: Client) -> None:
 def test_an_empty_field_shows_what_holds_without_it(boss: Client) -> None:
     with handled(batch_size=30, rate="5/s"):
         page = boss.get(photos()).content.decode()
-    found = re.findall(r'placeholder="([^"]+)" id="tc-set', page)
-    assert found == ["30", "60s", "5/s", "none", "none"]
+    assert re.findall(r'der="([^"]+)" id="tc-set', page) == ["30", "60s", "5/s", "none", "none"]
 
 
 # Texts of others
@@ -376,10 +374,7 @@ def test_texts_of_others_stay_text_on_every_page(boss: Client) -> None:
     failed(1, f"bad {SCRIPT}")
     worker(f"{SCRIPT}@h:1", last_error=SCRIPT, throttles=throttled(SCRIPT))
     pause(Photo, by=SCRIPT, reason=SCRIPT)
-    now = timezone.now()
-    OperatorAct.objects.create(
-        at=now, model="testapp.photo", act=SCRIPT, by=SCRIPT, reason=SCRIPT, key=SCRIPT
-    )
+    record_action(Photo, SCRIPT, by=SCRIPT, reason=SCRIPT, key=SCRIPT)
     addresses = [photos(), photos("live"), overview(), overview("live"), overview("pause")]
     addresses += [command_url("drain", f"{SCRIPT}@h:1"), photos("retry", group=group_of(boss))]
     addresses += [address(Photo), photos("resume")]

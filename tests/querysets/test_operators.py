@@ -70,9 +70,8 @@ def test_running_rows_are_taken_back_uncounted_and_no_others(model: Any) -> None
 def test_rows_that_wait_run_at_a_moment_or_now(model: Any) -> None:
     """Others keep their turn, and a row is marked to be claimed alone by no moment; without the column none waits."""
     hour, moment = timedelta(hours=1), timezone.now()
-    due, waiting, alone = (
-        make(model, not_before=at)[0] for at in (moment, moment + hour, QUARANTINED)
-    )
+    moments = moment, moment + hour, QUARANTINED
+    due, waiting, alone = (make(model, not_before=at)[0] for at in moments)
     before = [stored(due), stored(alone)]
     assert model.objects.run_at(moment + 3 * hour) == 1
     assert abs(facts(waiting).not_before - moment - 3 * hour) < hour
