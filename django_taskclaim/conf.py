@@ -65,7 +65,7 @@ def or_none(kind: Kind[V]) -> Kind[V | None]:
 
 def whole_number(least: int = 1, most: float = math.inf) -> Kind[int]:
     """Return the kind of the whole numbers from *least* to *most*."""
-    expected = f"a whole number from {least}{'' if most == math.inf else f' to {most}'}"
+    expected = f"a whole number from {least}{' on' if most == math.inf else f' to {most}'}"
     return accepting(expected, lambda value: type(value) is int and least <= value <= most)
 
 
@@ -119,7 +119,7 @@ def _matches(pattern: str) -> Callable[[object], bool]:
 
 
 DURATION = Kind(
-    f'seconds above 0, or a text such as "90s" or "5m", {LONGEST.days} days at most', _read_duration
+    f'a time in seconds, or such as "90s" or "5m", of {LONGEST.days} days at most', _read_duration
 )
 BATCH_SIZE = whole_number(most=MAX_BATCH_SIZE)
 #: A number that may be left out.

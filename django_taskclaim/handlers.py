@@ -206,7 +206,7 @@ def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) 
             _register(model, function, options)
         except Exception as error:
             # The traceback does not always name it.
-            error.add_note(f"This is what @handler says of {name_of(function)}.")
+            error.add_note(f"@handler raised this for {name_of(function)}.")
             raise
         return function
 

@@ -63,7 +63,7 @@ class Asynchronous:
         ({"max_attempts": 0}, plain, ValueError, "max_attempts"),
         ({"batchsize": 3}, plain, TypeError, "no option batchsize. It has"),
         ({"own_lease": 3}, plain, TypeError, "own_lease"),
-        ({"lease": "soon"}, plain, ValueError, "lease must be seconds"),
+        ({"lease": "soon"}, plain, ValueError, "lease must be a time in seconds"),
         ({"rate": 3}, plain, ValueError, "rate must be a number of rows"),
         ({"completion": "x"}, plain, TypeError, "completion must be"),
         ({"queryset": Photo.objects.all()[:3]}, plain, TypeError, "through a slice"),
@@ -72,7 +72,7 @@ class Asynchronous:
 def test_what_cannot_work_is_refused_and_named(
     options: dict[str, Any], function: Any, error: type[Exception], named: str
 ) -> None:
-    with pytest.raises(error, match=rf"(?s){named}.*@handler says of tests.test_handlers"):
+    with pytest.raises(error, match=rf"(?s){named}.*@handler raised this for tests.test_handlers"):
         handler(Photo, **options)(function)
     assert handler_for(Photo) is None
 

@@ -63,7 +63,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         ours = [list_action(one) for one in ROW_ACTIONS if columns.not_before or not one.waiting]
         if not apps.is_installed("admin_actions"):
             raise ImproperlyConfigured(
-                "ClaimAdminMixin needs the package that draws its buttons: pip install 'django-taskclaim[admin]', and"
+                "ClaimAdminMixin needs the package that draws its buttons: pip install django-admin-actions, and"
                 " add 'admin_actions' to INSTALLED_APPS."
             )
         super().__init__(model, admin_site)

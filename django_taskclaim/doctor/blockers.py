@@ -90,7 +90,7 @@ def _nobody_works(seen: Overview) -> Reasons:
     elif not seen.living:
         due = _rows(seen, seen.due, Status.OPEN)
         last = max((as_utc(worker.seen_at) for worker in seen.workers), default=None)
-        ago = f"; last report {format_duration(seen.now - last)} ago" if last else ""
+        ago = f"; one fell silent {format_duration(seen.now - last)} ago" if last else ""
         yield checks.Warning(
             f"{due} due, and no worker for {label} is alive{ago}.", f"manage.py claimworker {label}"
         )

@@ -75,7 +75,8 @@ def _how_to_make(model: type[models.Model], alias: str) -> str:
         return "Look at db_table and at DATABASES: migrations do not make this table (managed = False)."
     migrate = f"Run: manage.py migrate {meta.app_label} --database {alias}"
     if is_claimable(model):
-        return f"{migrate}; if no migration adds its claim columns, first manage.py claimadopt {meta.label}"
+        no_migration = f"manage.py makemigrations {meta.app_label} for a new table, manage.py claimadopt {meta.label}"
+        return f"{migrate}. If that finds no migration, first {no_migration} for one with rows"
     return migrate
 
 

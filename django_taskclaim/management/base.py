@@ -42,7 +42,7 @@ M = TypeVar("M", bound=Model | None)
 ONE = (1, "the model")
 
 #: What is wrong where nothing can be claimed.
-NO_MODEL = "No installed model can be claimed; add django_taskclaim.models.TaskMixin to one."
+NO_MODEL = "No installed app has a model that can be claimed; add TaskMixin to one."
 
 #: Seconds between two lines that say how far a command has got.
 SAY_EVERY = 10.0
@@ -283,8 +283,11 @@ def claimable_model(text: str) -> Model:
         claim_columns(model)
     except (LookupError, ValueError) as error:
         labels = [model._meta.label for model in claimable_models()]
-        (nearest,) = get_close_matches(text, labels, n=1, cutoff=0) or ["app_label.Model"]
-        raise ArgumentTypeError(f"there is no model {text!r}; did you mean {nearest}?") from error
+        nearest = [
+            f"; did you mean {one}?" for one in get_close_matches(text, labels, n=1, cutoff=0.4)
+        ]
+        missing = [". Is its app in INSTALLED_APPS? Write app_label.Model."]
+        raise ArgumentTypeError(f"there is no model {text!r}{(nearest or missing)[0]}") from error
     except TypeError as error:
         raise ArgumentTypeError(f"the model {text} cannot be claimed: {error}") from error
     return model

@@ -282,7 +282,7 @@ NEVER_INSERTED = "the row is gone, and an instance that was claimed never insert
 _VERB_FOR: dict[Any, str] = {
     Status.OPEN: "row.claim.release(), or reset() on a queryset",
     Status.PROCESSING: "claim_batch()",
-    Status.COMPLETE: "row.claim.complete()",
+    Status.COMPLETE: "row.claim.complete(), or just return from a handler",
     Status.FAILED: "row.claim.fail(error)",
     Status.PAUSED: "pause_rows() on a queryset",
 }

@@ -74,7 +74,7 @@ class WhyEmpty(NamedTuple):
     def __str__(self) -> str:
         facts = [
             (self.kept_back, "kept back by a limit per key", "", None),
-            (self.ready, "just freed, ask again", "", None),
+            (self.ready, "free now, ask again", "", None),
             (self.held, "held by others", "next free", self.next_free),
             (self.waiting, "waiting", "next due", self.next_due),
         ]

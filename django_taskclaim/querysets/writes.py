@@ -322,7 +322,7 @@ def lock_claims(rows: Iterable[models.Model]) -> list[models.Model]:
 
 # Claims that stand no more
 
-NO_CLAIM = "it carries no claim; only rows that claim_batch() or with_token() returned do, until a verb ends them"
+NO_CLAIM = "what was given carries no claim; rows of claim_batch() and with_token() do, until a verb ends the claim"
 
 
 def raise_lost(lost: Sequence[models.Model], written: Sequence[models.Model]) -> NoReturn:

@@ -164,7 +164,7 @@ def test_commands_that_check_first_end_with_the_id_and_its_hint(project: Project
     assert answer.returncode == 1
     assert "Traceback" not in answer.stdout
     for part in (
-        "(taskclaim.E001) TASKCLAIM['LEASE'] must be seconds",
+        "(taskclaim.E001) TASKCLAIM['LEASE'] must be a time in seconds",
         'HINT: TASKCLAIM = {"LEASE": 60.0}',
         "photos.Photo: (taskclaim.E005)",
     ):

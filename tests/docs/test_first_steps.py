@@ -83,7 +83,7 @@ def test_the_first_queue_is_as_its_page_tells(tmp_path: Path) -> None:
         assert done.returncode == code, done.stdout
         return str(done.stdout)
 
-    assert "No installed model can be claimed" in typed("claimworker", code=2)
+    assert "No installed app has a model that can be claimed" in typed("claimworker", code=2)
     typed("makemigrations", "shop")
     typed("migrate", "shop", "-v", "0")
     typed("shell", "-c", fill)

@@ -73,7 +73,7 @@ WRONG: list[tuple[str, str]] = [
     ("claimlimit testapp.Photo --rate fast", "--rate"),
     ("claimlimit testapp.Photo --hours 22-6", "--hours"),
     ("claimpause", "--all"),
-    ("claimpause testapp.Photo --until soon", "'soon' is not seconds above 0, or a text"),
+    ("claimpause testapp.Photo --until soon", "'soon' is not a time in seconds, or such as"),
     ("claimreset testapp.Photo --paused --complete", "--paused"),
     ("claimreset testapp.Photo --paused --filter nope=1", "nope"),
     ("claimreset", "app.Model"),

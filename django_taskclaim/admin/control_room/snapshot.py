@@ -191,7 +191,7 @@ def state_of(seen: Overview | None) -> State:
         alone = _("There is nothing to do, and no worker is alive.")
         return State("idle", "✓", _("IDLE"), _("There is nothing to do.") if seen.living else alone)
     if not seen.living:
-        return State("ready", "▷", _("READY"), _("The switch is on, and no worker is alive."))
+        return State("ready", "▷", _("READY"), _("Rows wait, and no worker is alive."))
     if (stop := seen.stopped_by) is not None:
         until = _("THROTTLED until %(time)s") % {"time": clock(stop.until)}
         return State("throttled", "◔", until, f"{stop.source}: {stop.reason}")

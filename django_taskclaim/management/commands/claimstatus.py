@@ -9,7 +9,7 @@ Examples:
   manage.py claimstatus -v 0 --fail-if "oldest_due>15m,failed>0,workers<1"     for monitors
   manage.py claimstatus photos.Photo --require-complete && deploy
 
-Conditions of --fail-if are parted by commas and compare by > >= < <= = != a figure with a number or an age (15m):
+Conditions of --fail-if are separated by commas and compare by > >= < <= = != a figure with a number or an age (15m):
   open, processing, complete, failed, paused, total, unfinished, due, waiting, expired, throttles, workers, oldest_due,
   oldest_expired, paused_for
 
