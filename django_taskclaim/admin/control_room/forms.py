@@ -61,6 +61,8 @@ class RetryForm(ReasonForm):
         required=False,
         help_text=_("To see whether the cause is mended."),
     )
+    #: Their keys as the page has found them, in JSON: a form that is sent twice tries no others.
+    latest = forms.CharField(required=False, widget=forms.HiddenInput)
 
 
 class OverrideField(forms.CharField):

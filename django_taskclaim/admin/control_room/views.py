@@ -3,6 +3,7 @@
 A GET only shows; a POST acts.
 """
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -370,8 +371,14 @@ class ModelPage(OverviewPage):
             messages.warning(request, gone if failed else late)
             return self.back(request)
 
+        latest = json.dumps([str(failure.key) for failure in group.failures[: forms.FIRST]])
+
+        def form(data: Any, *, initial: dict[str, str]) -> forms.RetryForm:
+            return forms.RetryForm(data, initial={**initial, "latest": latest})
+
         def run(answer: Answer) -> HttpResponseBase:
-            first = [[failure.key for failure in group.failures[: forms.FIRST]]]
+            found = (failure.key for failure in group.failures)
+            first = [[key for key in found if json.dumps(str(key)) in answer["latest"]]]
             size = int(conf.setting("CHUNK_SIZE"))
             is_over = run_action(
                 request,
@@ -392,7 +399,7 @@ class ModelPage(OverviewPage):
             title=_("Retry the failed rows of this group"),
             sentence=sentence % {"name": self.name},
             facts=[f"{number(group.all)}{'+' if failed.capped else ''} × {group.kind}"],
-            form=forms.RetryForm,
+            form=form,
             run=run,
         )
 
