@@ -49,6 +49,9 @@ def run(
     With *autocommit* it is one statement outside of any transaction, which commits by itself; see ``can_autocommit``.
     Without *savepoint* it is part of the caller's transaction, and with *patience* it waits no more seconds for a lock.
     """
+    if not savepoint and target.dialect.connection.in_atomic_block:
+        # An error ends that transaction, so nothing is sent again.
+        return statements()
     failed: list[Error] = []
     if autocommit:
         try:

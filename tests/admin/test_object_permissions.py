@@ -121,7 +121,7 @@ def test_a_failed_row_that_the_user_may_not_change_is_not_retried(
         sent = chosen("claim_reset", kept, select_across="1")
         run_action(somebody(*OPERATE), address(Photo), sent)
     else:
-        somebody(*OPERATE).post(photos(by, group=group), {"first": "on"})
+        perform(somebody(*OPERATE), photos(by, group=group), {"first": "on"})
     assert list(Photo.objects.failed()) == [kept]
     assert recorded()[-1][2] == len(others)
 
