@@ -258,8 +258,9 @@ def _send(held: HeldRows, verb: Write) -> HeldRows:
         keys = run(target, partial(_send_one, held, verb), autocommit=True)
         if keys is not None:
             return held if len(keys) == len(held.keys) else held.only(set(keys))
-    # If the count is short and does not say which rows were written, they are rolled back, which needs a savepoint.
-    if knows_keys or verb.savepoint:
+    # If the count is short and does not say which rows were written, they are rolled back, which needs a savepoint. Of
+    # one row nothing was written then.
+    if knows_keys or verb.savepoint or len(held.rows) == 1:
         with suppress(_SomeAreLost):
             return send(partial(_send_parts, parts, verb))
     return send(partial(_send_parts, parts, verb, lock=True))
