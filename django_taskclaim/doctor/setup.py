@@ -75,8 +75,9 @@ def _how_to_make(model: type[models.Model], alias: str) -> str:
         return "Look at db_table and at DATABASES: migrations do not make this table (managed = False)."
     migrate = f"Run: manage.py migrate {meta.app_label} --database {alias}"
     if is_claimable(model):
-        no_migration = f"manage.py makemigrations {meta.app_label} for a new table, manage.py claimadopt {meta.label}"
-        return f"{migrate}. If that finds no migration, first {no_migration} for one with rows"
+        new = f"manage.py makemigrations {meta.app_label} for a new table"
+        old = f"manage.py claimadopt {meta.label} for one with rows"
+        return f"{migrate}. If that finds no migration, first {new}, or {old}"
     return migrate
 
 

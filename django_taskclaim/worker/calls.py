@@ -17,7 +17,7 @@ from django_taskclaim.worker.feeds import Feed
 
 
 class Calls:
-    """The calls that one process hears, and of which its feeds are told."""
+    """The calls that one process hears; each is noted on the feeds of its table."""
 
     def __init__(self, using: str, feeds: list[Feed], on_call: Callable[[], None]) -> None:
         self._using, self._on_call = using, on_call

@@ -33,7 +33,6 @@ STRAYS_EVERY = 1.0
 #: How soon to try again where nobody could look yet; that asks the database nothing.
 NOT_YET = 0.25
 
-
 #: As in "… failed".
 WORK = "claiming and writing"
 
@@ -252,8 +251,8 @@ class Claimer(WorkerThread):
                 rows: list[Any] = claim(call)
             feed.reached = call.reached
         except BaseException:
-            # After any error some may have been claimed.
-            # … and the COMMIT may be on its way for as long as the server lets the transaction stand.
+            # Some may have been claimed: the COMMIT may be on its way for as long as the server lets the transaction
+            # stand.
             until = clock() + 2 * call.lease.total_seconds()
             why = "the claim's COMMIT was not answered"
             feed.strays.append(Stray(call.holder, why, until=until))

@@ -309,7 +309,7 @@ def test_a_group_is_marked_as_known_until_the_note_is_taken_away(boss: Client) -
     group = group_of(boss)
     perform(boss, photos("known", group=group), {"reason": "ticket 12"})
     assert "Known: “ticket 12” (boss)" in text_of(boss.get(photos()))
-    perform(boss, photos("known", group=group), {"reason": ""})
+    assert said(perform(boss, photos("known", group=group), {"reason": ""})) == "The note is gone."
     assert "ticket 12”" not in text_of(boss.get(photos())).partition("What people did")[0]
     assert boss.get(photos("known", group="x")).status_code == 404
 

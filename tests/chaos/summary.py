@@ -77,7 +77,7 @@ def recovery(bound: float) -> str:
         if row["back"]
     )
     if not took:
-        return "recovery: no row was held by a process that was killed"
+        return "recovery: no row of a killed process had just the usual time, without stalls"
     return (
         f"recovery of {len(took)} rows after a kill: p50 {statistics.median(took):.2f} s,"
         f" max {took[-1]:.2f} s (bound {bound} s)"

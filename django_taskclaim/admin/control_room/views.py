@@ -412,7 +412,8 @@ class ModelPage(OverviewPage):
         def run(answer: Answer) -> HttpResponseBase:
             facts: dict[str, Any] = {"by": request.user, "key": group, "using": self.alias}
             mark = partial(record_action, self.model, "mark as known", **facts, **answer)
-            return self.attempt(request, mark, _("The note stands beside the group."))
+            gone, stands = _("The note is gone."), _("The note stands beside the group.")
+            return self.attempt(request, mark, stands if answer["reason"] else gone)
 
         sentence = _("The reason stands beside the group as a note. Without a reason it goes away.")
         title = _("Mark the failures of this group as known")
