@@ -1,6 +1,6 @@
 from django.db import migrations, models
 
-import django_taskclaim.fields
+from django_taskclaim.fields import CounterField, ErrorClassField, HolderField, MomentField
 
 
 class Migration(migrations.Migration):
@@ -12,19 +12,11 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="NamedLease",
             fields=[
-                (
-                    "name",
-                    django_taskclaim.fields.HolderField(
-                        max_length=200, primary_key=True, serialize=False
-                    ),
-                ),
-                (
-                    "claimed_by",
-                    django_taskclaim.fields.HolderField(default=None, max_length=200, null=True),
-                ),
-                ("claimed_at", django_taskclaim.fields.MomentField(default=None, null=True)),
-                ("expires_at", django_taskclaim.fields.MomentField(default=None, null=True)),
-                ("iteration", django_taskclaim.fields.CounterField(db_default=0, default=0)),
+                ("name", HolderField(max_length=200, primary_key=True, serialize=False)),
+                ("claimed_by", HolderField(default=None, max_length=200, null=True)),
+                ("claimed_at", MomentField(default=None, null=True)),
+                ("expires_at", MomentField(default=None, null=True)),
+                ("iteration", CounterField(db_default=0, default=0)),
             ],
             options={"db_table": "taskclaim_namedlease"},
         ),
@@ -33,7 +25,7 @@ class Migration(migrations.Migration):
             fields=[
                 ("scope", models.CharField(max_length=200, primary_key=True, serialize=False)),
                 ("level", models.FloatField()),
-                ("at", django_taskclaim.fields.MomentField()),
+                ("at", MomentField()),
             ],
             options={"db_table": "taskclaim_ratelevel"},
         ),
@@ -41,23 +33,17 @@ class Migration(migrations.Migration):
             name="Switch",
             fields=[
                 ("scope", models.CharField(max_length=200, primary_key=True, serialize=False)),
-                ("paused_at", django_taskclaim.fields.MomentField(default=None, null=True)),
-                ("until", django_taskclaim.fields.MomentField(default=None, null=True)),
-                (
-                    "reason",
-                    django_taskclaim.fields.ErrorClassField(blank=True, default="", max_length=500),
-                ),
-                ("by", django_taskclaim.fields.HolderField(blank=True, default="", max_length=200)),
+                ("paused_at", MomentField(default=None, null=True)),
+                ("until", MomentField(default=None, null=True)),
+                ("reason", ErrorClassField(blank=True, default="", max_length=500)),
+                ("by", HolderField(blank=True, default="", max_length=200)),
                 ("batch_size", models.IntegerField(default=None, null=True)),
                 ("lease", models.DurationField(default=None, null=True)),
                 ("rate", models.CharField(default=None, max_length=40, null=True)),
                 ("max_running", models.IntegerField(default=None, null=True)),
                 ("hours", models.CharField(default=None, max_length=40, null=True)),
-                ("set_at", django_taskclaim.fields.MomentField(default=None, null=True)),
-                (
-                    "set_by",
-                    django_taskclaim.fields.HolderField(default=None, max_length=200, null=True),
-                ),
+                ("set_at", MomentField(default=None, null=True)),
+                ("set_by", HolderField(default=None, max_length=200, null=True)),
             ],
             options={
                 "verbose_name": "switch",
@@ -68,23 +54,15 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="WorkerProcess",
             fields=[
-                (
-                    "name",
-                    django_taskclaim.fields.HolderField(
-                        max_length=200, primary_key=True, serialize=False
-                    ),
-                ),
+                ("name", HolderField(max_length=200, primary_key=True, serialize=False)),
                 ("labels", models.JSONField(blank=True, default=list)),
-                ("started_at", django_taskclaim.fields.MomentField()),
-                ("seen_at", django_taskclaim.fields.MomentField(db_index=True)),
+                ("started_at", MomentField()),
+                ("seen_at", MomentField(db_index=True)),
                 ("command", models.CharField(blank=True, default="", max_length=20)),
                 ("rows_held", models.IntegerField(default=0)),
                 ("rows_done", models.BigIntegerField(default=0)),
                 ("rows_failed", models.BigIntegerField(default=0)),
-                (
-                    "last_error",
-                    django_taskclaim.fields.ErrorClassField(blank=True, default="", max_length=500),
-                ),
+                ("last_error", ErrorClassField(blank=True, default="", max_length=500)),
                 ("throttles", models.JSONField(blank=True, default=list)),
             ],
             options={
@@ -101,8 +79,6 @@ class Migration(migrations.Migration):
                 "db_table": "taskclaim_switch",
                 "proxy": True,
                 "default_permissions": (),
-                "indexes": [],
-                "constraints": [],
             },
             bases=("taskclaim.switch",),
         ),
