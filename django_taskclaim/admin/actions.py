@@ -5,11 +5,10 @@ bare method and knows integer keys only, so the addresses are made here, and eac
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
@@ -23,14 +22,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_taskclaim import conf
-from django_taskclaim.admin.confirming import Answer, Crumb, confirm
-from django_taskclaim.admin.control_room.forms import ReasonForm
 from django_taskclaim.admin.display import STATES, WAITING, facts_of, summary
+from django_taskclaim.admin.forms import ActionForm, Answer, Crumb, confirm
 from django_taskclaim.admin.permissions import Admin, OperatePermission, may, row_permission
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import in_no_transaction
-from django_taskclaim.control.actions import LOSE, NAMED, RESET, ROW_ACTIONS, Action
+from django_taskclaim.control.actions import LOSE, RESET, ROW_ACTIONS, Action
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
@@ -64,32 +62,6 @@ NOTHING: Mapping[str, int] = {}
 DENIED = gettext_lazy("that you may not change")
 LOCKED = gettext_lazy("that somebody else has locked or changed meanwhile")
 REFUSED = gettext_lazy("that the database refuses to have written (%(error)s)")
-
-
-class ActionForm(ReasonForm):
-    """Which rows an action shall change that it leaves alone unless they are named, and why."""
-
-    running = forms.BooleanField(label=gettext_lazy("Take running rows from their holders"))
-    complete = forms.BooleanField(label=gettext_lazy("Include rows that are complete"))
-    at = forms.DateTimeField(
-        label=gettext_lazy("Not now, but at"),
-        required=False,
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
-    )
-    field_order = (*NAMED.values(), "at", "reason")
-
-    def __init__(self, *args: Any, action: Action, states: Collection[str], **options: Any):
-        """*states* are those of the rows; nothing is asked about others."""
-        super().__init__(*args, **options)
-        for state, name in NAMED.items():
-            self.fields[name].required = state in action.states
-            if state not in states or not action.takes(state):
-                del self.fields[name]
-        if "at" not in action.asks:
-            del self.fields["at"]
-        if "error" in action.asks:
-            self.fields["reason"].required = True
-            self.fields["reason"].help_text = _("It is the error of the rows.")
 
 
 class ClaimActions(OperatePermission):

@@ -12,8 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError
 from django.urls import reverse
 
-from django_taskclaim.control.audit import record_action
-from django_taskclaim.control.commands import send_command
+from django_taskclaim.control.audit import record_action, send_command
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.control.reading import acts
 from django_taskclaim.management.base import acting
@@ -106,6 +105,6 @@ def test_a_command_that_nobody_can_obey_is_refused(monkeypatch: pytest.MonkeyPat
             send_command(name, command, by="ada", using="default")
     known.refresh_from_db()
     assert known.command == ""
-    monkeypatch.setattr("django_taskclaim.control.commands.is_on", lambda using: False)
+    monkeypatch.setattr("django_taskclaim.control.audit.is_on", lambda using: False)
     with pytest.raises(ImproperlyConfigured, match="'default': add it to INSTALLED_APPS"):
         send_command(SILENT, "release", by="ada", using="default")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_taskclaim.admin.control_room.charts import chart
+from django_taskclaim.admin.control_room.snapshot import chart
 from django_taskclaim.control import poller
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.control.models import ThroughputMinute

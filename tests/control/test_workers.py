@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_taskclaim.control.commands import send_command
+from django_taskclaim.control.audit import send_command
 from django_taskclaim.control.models import ThroughputMinute
 from django_taskclaim.control.reading import acts, history
 from django_taskclaim.db import DatabaseLater

@@ -26,22 +26,13 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import conditional_page
 
 from django_taskclaim import conf
+from django_taskclaim.admin import forms
 from django_taskclaim.admin.actions import ClaimActions, claims_of, run_action
-from django_taskclaim.admin.confirming import Answer, Crumb, confirm
-from django_taskclaim.admin.control_room import failures, forms, snapshot
-from django_taskclaim.admin.control_room.charts import RANGES
+from django_taskclaim.admin.control_room import failures, snapshot
+from django_taskclaim.admin.forms import Answer, Crumb, confirm
 from django_taskclaim.admin.permissions import may
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.control.actions import (
-    GIVE_BACK,
-    PAUSE,
-    RELEASE,
-    RESET,
-    RESUME,
-    WORKER_COMMANDS,
-)
-from django_taskclaim.control.audit import change_overrides, record_action, turn
-from django_taskclaim.control.commands import models_of, rows_held_by, send_command, tables_of
+from django_taskclaim.control import actions, audit
 from django_taskclaim.control.models import is_on
 from django_taskclaim.control.reading import HOUR
 from django_taskclaim.exceptions import TaskClaimError
@@ -68,8 +59,8 @@ class OverviewPage:
     views = {
         "": ("show", ""),
         "live": ("show", ""),
-        PAUSE.name: ("turn", "operate"),
-        RESUME.name: ("turn", "operate"),
+        actions.PAUSE.name: ("turn", "operate"),
+        actions.RESUME.name: ("turn", "operate"),
     }
 
     def __init__(self, site: AdminSite) -> None:
@@ -190,11 +181,11 @@ class OverviewPage:
 
         Models that were paused by name stay so when all are resumed.
         """
-        off, of_all = page == PAUSE.name, self.model is None
-        action, name = PAUSE if off else RESUME, self.name
+        off, of_all = page == actions.PAUSE.name, self.model is None
+        action, name = actions.PAUSE if off else actions.RESUME, self.name
 
         def run(answer: Answer) -> HttpResponseBase:
-            do = partial(turn, self.model, off=off, by=request.user, **answer)
+            do = partial(audit.turn, self.model, off=off, by=request.user, **answer)
             return self.attempt(request, do, f"{capfirst(name)}: {action.done}.")
 
         every = _("This is about all models, also about those that you do not see.")
@@ -215,7 +206,7 @@ class ModelPage(OverviewPage):
     templates = ("page.html", "live.html")
     views = {
         **OverviewPage.views,
-        **dict.fromkeys(WORKER_COMMANDS, ("command", "operate")),
+        **dict.fromkeys(actions.WORKER_COMMANDS, ("command", "operate")),
         "settings": ("settings", "configure"),
         "retry": ("retry", "operate"),
         "known": ("mark_known", "operate"),
@@ -278,7 +269,7 @@ class ModelPage(OverviewPage):
             raise PermissionDenied
         rows = self.rows(request)
         chosen = request.GET.get("range", "")
-        span = RANGES.get(chosen, HOUR)
+        span = snapshot.RANGES.get(chosen, HOUR)
         read = partial(snapshot.snapshot_of, self.model, self.alias, rows, span)
         sees_all = not (rows.query.where or rows.query.is_sliced or rows.query.combinator)
         # Errors of rows that this user may not see must not come from a snapshot of others.
@@ -295,7 +286,7 @@ class ModelPage(OverviewPage):
             "may_operate": self.may("operate", request),
             "may_configure": self.may("configure", request),
             "has_control": is_on(self.alias),
-            "ranges_of_time": [(name, RANGES[name] == span) for name in RANGES],
+            "ranges_of_time": [(name, snapshot.RANGES[name] == span) for name in snapshot.RANGES],
             "sees_all": sees_all,
             "me": holder_of(request.user),
             "holder_column": claim_columns(self.model).claimed_by.name,
@@ -316,7 +307,7 @@ class ModelPage(OverviewPage):
         """Ask for confirmation, and then give one worker process the command to drain, stop or release."""
         if not is_on(self.alias):
             raise Http404
-        action, name = WORKER_COMMANDS[page], request.GET.get("worker", "")
+        action, name = actions.WORKER_COMMANDS[page], request.GET.get("worker", "")
         worker = next((one for one in workers(self.alias) if one.name == name), None)
         if worker is None:
             gone = _("Nothing was changed: no worker is listed as %(name)s any more.")
@@ -324,23 +315,25 @@ class ModelPage(OverviewPage):
             return self.back(request)
 
         def run(answer: Answer) -> HttpResponseBase:
-            if worker.alive or action is not GIVE_BACK:
+            if worker.alive or action is not actions.GIVE_BACK:
                 facts: dict[str, Any] = {"by": request.user, "using": self.alias, **answer}
                 told = _("The worker process %(worker)s has been told.") % {"worker": name}
-                return self.attempt(request, partial(send_command, name, page, **facts), told)
+                return self.attempt(request, partial(audit.send_command, name, page, **facts), told)
             # It would obey no command.
             reason = " – ".join(filter(None, [name, answer["reason"]]))
-            for model in tables_of(worker):
-                rows = rows_held_by(worker, model, self.alias)
+            for model in audit.tables_of(worker):
+                rows = audit.rows_held_by(worker, model, self.alias)
                 model_admin = ModelPage(self.site, model).model_admin
-                run_action(request, RELEASE, rows, model_admin=model_admin, reason=reason)
+                run_action(request, actions.RELEASE, rows, model_admin=model_admin, reason=reason)
             return self.back(request)
 
         return self.ask(
             request,
             # A worker may serve models that this user may not operate on.
             allowed=worker.serves(self.model)
-            and all(ModelPage(self.site, one).may("operate", request) for one in models_of(worker)),
+            and all(
+                ModelPage(self.site, one).may("operate", request) for one in audit.models_of(worker)
+            ),
             title=f"{capfirst(str(action.label))}: {name}",
             sentence=str(action.sentence),
             form=forms.ReasonForm,
@@ -356,7 +349,9 @@ class ModelPage(OverviewPage):
             messages.warning(request, _("Nothing was changed."))
             return self.back(request)
         reason = form.cleaned_data["reason"]
-        do = partial(change_overrides, self.model, form.values, by=request.user, reason=reason)
+        do = partial(
+            audit.change_overrides, self.model, form.values, by=request.user, reason=reason
+        )
         return self.attempt(request, do, _("Workers follow within a few seconds."))
 
     def retry(self, request: HttpRequest, page: str) -> HttpResponseBase:
@@ -382,7 +377,7 @@ class ModelPage(OverviewPage):
             size = int(conf.setting("CHUNK_SIZE"))
             is_over = run_action(
                 request,
-                RESET,
+                actions.RESET,
                 rows,
                 model_admin=self.model_admin,
                 keys=first if answer["first"] else failures.keys_like(rows, group, size),
@@ -411,7 +406,7 @@ class ModelPage(OverviewPage):
 
         def run(answer: Answer) -> HttpResponseBase:
             facts: dict[str, Any] = {"by": request.user, "key": group, "using": self.alias}
-            mark = partial(record_action, self.model, "mark as known", **facts, **answer)
+            mark = partial(audit.record_action, self.model, "mark as known", **facts, **answer)
             gone, stands = _("The note is gone."), _("The note stands beside the group.")
             return self.attempt(request, mark, stands if answer["reason"] else gone)
 
@@ -437,7 +432,7 @@ class ModelPage(OverviewPage):
         if group:
             found = [row for row in found if failures.group_of(row) == group]
         facts: dict[str, Any] = {"reason": group, "using": self.alias, "by": request.user}
-        record_action(self.model, "export", rows=len(found), **facts)
+        audit.record_action(self.model, "export", rows=len(found), **facts)
         text = failures.as_csv(found, note=note)
         response = HttpResponse(text, content_type="text/csv; charset=utf-8")
         name = "-".join(filter(None, [self.model._meta.model_name, "failures", group])) + ".csv"
