@@ -18,13 +18,12 @@ from django_taskclaim.connecting import left_open
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.worker.batch import HeldRow, WorkItem, hold
-from django_taskclaim.worker.calling import Answer, prepare
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.running import Running
+from django_taskclaim.worker.running import Answer, Running, prepare
 from django_taskclaim.worker.writer import Writer
 
 __all__ = ["Ran", "arun_due", "run_due"]

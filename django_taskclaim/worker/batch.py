@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from django_taskclaim.claim import ATTRIBUTE, Claim, Ended, clock
+from django.db import models
+
+from django_taskclaim.claim import ATTRIBUTE, Claim, Ended, carried_claim, clock
+from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import Permanent
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
-from django_taskclaim.policy import SELF_FENCE
+from django_taskclaim.policy import SELF_FENCE, policy_for
 from django_taskclaim.querysets.instances import bare
 
 
@@ -50,6 +53,14 @@ class PutBack:
 
 
 NOT_STARTED = PutBack("not started")
+
+
+def judged(row: models.Model, error: BaseException | str) -> Failed | PutBack:
+    """Say what the policy makes of a claimed row that came to *error*."""
+    verdict = policy_for(type(row)).judge(error, carried_claim(row).attempts + 1)
+    if verdict.counted:
+        return Failed(error)
+    return PutBack(describe(error), verdict.wait(), everyone=verdict.everyone)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from django_taskclaim.claim import clock, new_holder
 from django_taskclaim.monitoring.overview import seconds_due
 from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.worker.batch import hold
-from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.feeds import Feed, Stray
 from django_taskclaim.worker.records import changed, log_rarely, logger
+from django_taskclaim.worker.running import prepare
 from django_taskclaim.worker.service import Service
 from django_taskclaim.worker.threads import WorkerThread
 from django_taskclaim.worker.writer import Writer

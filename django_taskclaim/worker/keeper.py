@@ -16,12 +16,12 @@ from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.sql import Key
 from django_taskclaim.error_text import redact
+from django_taskclaim.formatting import format_duration
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.querysets.writes import Given, renew
 from django_taskclaim.worker.batch import NOT_STARTED, Failed, HeldRow, PutBack
-from django_taskclaim.worker.calling import outlived
 from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.records import logger, lost, named
@@ -174,6 +174,11 @@ def _overrun(handler: Handler, *, alone: bool) -> Failed | PutBack:
     if alone or claim_columns(handler.model).not_before is None:
         return Failed(why)
     return PutBack(f"it, or a row beside it: {why}", quarantined=True)
+
+
+def outlived(handler: Handler) -> str:
+    """Return what is said of a row whose handler ran too long."""
+    return f"The handler ran longer than its timeout of {format_duration(handler.timeout or timedelta())}."
 
 
 def stack_of(thread: int | None) -> str:

@@ -1,20 +1,22 @@
-"""How an item is run: one call, and what its answer means. Where a batch raises, its halves are run again.
+"""How an item is run: one call of a handler, and what its answer means. Where a batch raises, its halves are run again.
 
 That is decided here once, for functions and for coroutines.
 """
 
 import asyncio
 import threading
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import InterfaceError, OperationalError, connections
+from django.db import InterfaceError, OperationalError, connections, models, transaction
 
 from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.claim import Ended, clock, standing_claim
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.companions import lacks_source
+from django_taskclaim.companions import hand_out, lacks_source, load_sources
 from django_taskclaim.connecting import (
     TROUBLE,
     begin_handler,
@@ -31,8 +33,12 @@ from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
 from django_taskclaim.handlers import Handler
-from django_taskclaim.querysets.failing import note_start
+from django_taskclaim.querysets.completing import complete
+from django_taskclaim.querysets.failing import fail_unreadable, note_start
 from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.querysets.transactions import unbroken_transaction
+from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
+from django_taskclaim.worker.answers import Said, of_answer, unsaved_columns
 from django_taskclaim.worker.batch import (
     DONE,
     NOT_STARTED,
@@ -41,19 +47,29 @@ from django_taskclaim.worker.batch import (
     Outcome,
     PutBack,
     WorkItem,
-)
-from django_taskclaim.worker.calling import (
-    Answer,
-    acall,
-    call,
-    call_atomically,
     judged,
-    outlived,
-    unsaved_columns,
 )
 from django_taskclaim.worker.inflight import InFlight
-from django_taskclaim.worker.keeper import LeaseKeeper
+from django_taskclaim.worker.keeper import LeaseKeeper, outlived
 from django_taskclaim.worker.records import broken, logger, lost, named
+
+SWALLOWED = (
+    "The handler swallowed a database error, or ended its transaction, so nothing it wrote was kept"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one call of a handler came to."""
+
+    #: Of a batch handler, unless all rows are done.
+    said: Said | None = None
+    error: BaseException | None = None
+    #: The completion is part of what the call has committed.
+    committed: bool = False
+    #: The error came once everything had been done, from the COMMIT or a hook after it.
+    at_commit: bool = False
+
 
 #: What nearly all calls come to.
 NOTHING_SAID = Answer()
@@ -61,9 +77,20 @@ NOTHING_SAID = Answer()
 #: An outage charges no row.
 AWAY = PutBack("the database was away", timedelta(seconds=1))
 
-
 #: For so many seconds after a COMMIT a connection is taken to be there still, and not asked.
 USED_LATELY = 0.25
+
+
+def prepare(handler: Handler, rows: Sequence[object]) -> list[Any]:
+    """Load what the function needs beside the claimed *rows*, and return those that it can be called with.
+
+    That is the sources of companions, all in one query; a row whose source cannot be read fails with the error.
+    """
+    unreadable = load_sources(rows) if handler.needs_source else []
+    if unreadable:
+        fail_unreadable(unreadable)
+    failed = {id(row) for row, _ in unreadable}
+    return [row for row in rows if id(row) not in failed]
 
 
 class Running:
@@ -246,9 +273,10 @@ class Running:
             if error is not None:
                 broken(f"{named(held.row)}: its handler raised after the claim had ended", error)
             return ended
-        if error is None:
-            return _done(held)
         row = held.carrier()
+        if error is None:
+            unknown = held.without_results()
+            return DONE if unknown is None else judged(row, unknown)
         if held.fenced:
             return PutBack("its claim could not be renewed in time")
         if isinstance(error, BaseException) and self._was_an_outage(held.handler, error, since):
@@ -282,22 +310,44 @@ class Running:
         ensure_all_usable()
 
     def _call(self, item: WorkItem) -> Answer:
-        handler = item.handler
-        if handler.atomic:
-            used_lately = clock() - self._used < USED_LATELY
-            answer = call_atomically(item, self.using, used_lately=used_lately)
+        if item.handler.atomic:
+            answer = self._call_atomically(item)
             self._used = clock() if answer.committed else 0.0
             return self._unless_left_open(answer, self.using)
         try:
             if self.keeper.troubled_since(self._looked):
                 self._replace_broken_connections()
             begin_handler(self.using, atomic=False)
-            said = call(handler, [held.row for held in item.rows])
+            said = call(item.handler, [held.row for held in item.rows])
             answer = NOTHING_SAID if said is None else Answer(said)
         except BaseException as error:
             # SystemExit and KeyboardInterrupt included: one row's end is not the worker's.
             answer = Answer(error=error)
         return self._unless_left_open(answer)
+
+    def _call_atomically(self, item: WorkItem) -> Answer:
+        """Call the function and complete the rows in one transaction on their database, or leave all as it was."""
+        using, called, at_commit = self.using, item.rows, False
+        try:
+            begin_handler(using, atomic=True)
+            if clock() - self._used >= USED_LATELY:
+                ensure_usable(using)
+            with dialect_for(connections[using]).own_transaction(durable=True):
+                # From here on the handler's time runs: where there is one writer, that may have been a long wait.
+                item.begin(called)
+                with unbroken_transaction(using, SWALLOWED):
+                    said = call(item.handler, [held.row for held in called])
+                if said and any(one is not None for one in said):
+                    # All or nothing: what was written for the other rows goes, too.
+                    transaction.set_rollback(True, using)
+                    return Answer(said)
+                _complete(item.handler, called)
+                at_commit = True
+        except BaseException as error:
+            for held in called:
+                held.ending = at_commit
+            return Answer(error=error, at_commit=at_commit)
+        return Answer(committed=True)
 
     async def _acall(self, item: WorkItem) -> Answer:
         handler = item.handler
@@ -333,7 +383,57 @@ class Running:
         return left_open()
 
 
-def _done(held: HeldRow) -> Outcome:
-    """Return what is to become of a row that its handler is done with."""
-    error = held.without_results()
-    return DONE if error is None else judged(held.carrier(), error)
+def _complete(handler: Handler, called: list[HeldRow]) -> None:
+    """Complete the rows whose claims an atomic handler has not ended itself; ClaimLost rolls everything back."""
+    rows = []
+    for held in called:
+        if not held.claim.ended:
+            if (error := held.without_results()) is not None:
+                raise error
+            held.ending = True
+            rows.append(held.row)
+    complete(handler.model, rows, handler.update_fields, savepoint=False)
+
+
+def call(handler: Handler, rows: Sequence[models.Model]) -> Said | None:
+    """Call the function with its row, or as a batch handler with all of *rows*; return what ``of_answer`` does.
+
+    TypeError where the answer is work which nobody has run, such as the coroutine of a function that is not async.
+    """
+    unsaved = unsaved_columns(handler)
+    seen = unsaved.before(rows)
+    said = _said(handler, rows, _answer(handler, rows))
+    if seen:
+        unsaved.warn(seen)
+    return said
+
+
+async def acall(handler: Handler, rows: Sequence[models.Model]) -> Said | None:
+    """Do what ``call`` does with a coroutine function."""
+    unsaved = unsaved_columns(handler)
+    seen = unsaved.before(rows)
+    said = _said(handler, rows, await _answer(handler, rows))
+    if seen:
+        await sync_to_async(unsaved.warn)(seen)
+    return said
+
+
+def _answer(handler: Handler, rows: Sequence[models.Model]) -> Any:
+    if handler.has_ranges:
+        try:
+            answer = handler.function(rows[0])
+        finally:
+            end_walks()
+        refuse_not_run(answer, handler.function)
+        refuse_unfinished(rows[0])
+        return None
+    given = [hand_out(row) for row in rows] if handler.gets_sources else list(rows)
+    return handler.function(given if handler.batch else given[0])
+
+
+def _said(handler: Handler, rows: Sequence[models.Model], answer: object) -> Said | None:
+    if answer is None:
+        return None
+    refuse_not_run(answer, handler.function, may_yield=handler.batch)
+    # What is yielded is part of the call, and of its transaction.
+    return of_answer(rows, answer) if handler.batch else None

@@ -20,14 +20,23 @@ from django_taskclaim.contention import Meaning, meaning_of
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import class_and_text, one_line, text_to_store
 from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.querysets.completing import complete
 from django_taskclaim.querysets.failing import fail, release, stop_everyone
 from django_taskclaim.querysets.isolating import Bad, bisect
 from django_taskclaim.querysets.transactions import finished_rows
 from django_taskclaim.querysets.writes import lock_free
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
-from django_taskclaim.worker.batch import Ambiguous, Done, Failed, HeldRow, Outcome, PutBack, Result
-from django_taskclaim.worker.calling import complete, judged
+from django_taskclaim.worker.batch import (
+    Ambiguous,
+    Done,
+    Failed,
+    HeldRow,
+    Outcome,
+    PutBack,
+    Result,
+    judged,
+)
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
@@ -245,7 +254,7 @@ class Writer:
         first = rows[0]
         match outcome:
             case Done():
-                complete(first.handler, _rows_of(rows))
+                complete(first.handler.model, _rows_of(rows), first.handler.update_fields)
             case PutBack():
                 if outcome.everyone and outcome.delay is not None:
                     # First, or somebody else would claim the row and ask the same in vain.

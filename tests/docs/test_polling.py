@@ -16,7 +16,8 @@ from django.test.utils import isolate_apps
 
 from django_taskclaim import handlers
 from django_taskclaim.columns import has_ranges
-from django_taskclaim.worker.calling import call, complete, prepare
+from django_taskclaim.querysets.completing import complete
+from django_taskclaim.worker.running import call, prepare
 from tests import documents
 from tests.querysets.support import clock, execute, table_of
 
@@ -80,4 +81,4 @@ def work(model: Any) -> None:
         for part in [rows] if handler.batch else [[row] for row in rows]:
             with transaction.atomic():
                 assert call(handler, part) is None
-                complete(handler, part)
+                complete(model, part, handler.update_fields)

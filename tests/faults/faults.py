@@ -32,7 +32,7 @@ EXPIRY, SCOPE = "querysets/expiry.py", "querysets/scope.py"
 COMPLETING = "querysets/completing.py"
 TRANSACTIONS, FENCE, STATEMENTS = ("querysets/transactions.py", "querysets/fence.py", "db/sql.py")
 BASE = "db/base.py"
-POSTGRESQL, ATOMIC = "db/postgresql.py", "worker/calling.py"
+POSTGRESQL = "db/postgresql.py"
 SERVICE = "worker/service.py"
 PROCESS, RUNNING = "worker/process.py", "worker/running.py"
 
@@ -130,14 +130,14 @@ FAULTS = {
         fault(
             "An atomic handler's row is completed after its transaction has committed.",
             (
-                ATOMIC,
-                "            _complete(handler, called)\n    ",
-                "        _complete(handler, called)\n",
+                RUNNING,
+                "            _complete(item.handler, called)\n    ",
+                "        _complete(item.handler, called)\n",
             ),
         ),
         fault(
             "An atomic handler that swallows a deadlock counts as done.",
-            (ATOMIC, "with unbroken_transaction(using, SWALLOWED):", "if True:"),
+            (RUNNING, "with unbroken_transaction(using, SWALLOWED):", "if True:"),
             on=("mysql",),
         ),
     ],

@@ -14,10 +14,10 @@ from django_taskclaim.claim import Ended
 from django_taskclaim.handlers import Handler
 from django_taskclaim.signals import rows_claimed
 from django_taskclaim.worker.batch import DONE, Failed, hold
-from django_taskclaim.worker.calling import prepare
 from django_taskclaim.worker.executors import HandlerThread
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.running import prepare
 from tests.factories import make
 from tests.testapp.models import Job, Ledger, Photo, TextKey
 from tests.worker.conftest import Start, jobs, states, wait_until, writer_of

@@ -1,0 +1,189 @@
+"""What a handler has made of its rows: what its answer says of each, and which columns it has set in vain."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, TypeAlias
+
+from django.core.exceptions import ObjectDoesNotExist
+from django.db import Error, models
+
+from django_taskclaim.claim import claim_of
+from django_taskclaim.columns import (
+    LINK,
+    as_claimed,
+    claim_columns,
+    has_claim_columns,
+    is_claimable,
+    is_companion,
+    source_link,
+)
+from django_taskclaim.completion import Clear, Mark
+from django_taskclaim.fields import AnyField
+from django_taskclaim.formatting import listed
+from django_taskclaim.handlers import Handler
+from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets.completing import PREFIX, checked_results, writable
+from django_taskclaim.worker.records import logger, named
+
+#: Of a batch handler, what it said of each row: None for done, else what went wrong.
+Said: TypeAlias = list[BaseException | str | None]
+
+UNMENTIONED = "The batch handler said nothing about this row."
+
+
+def of_answer(rows: Sequence[models.Model], answer: object) -> Said:
+    """Return what a batch handler's *answer* says of each row: None for done, else what went wrong.
+
+    The answer is a mapping from rows or their keys to outcomes, or an iterable of rows and keys
+    that are done and of pairs of a row and its outcome. An outcome is None for done, or an exception. A row that is
+    not mentioned has failed. Where the handler got the sources of the rows, it names those, or their keys. Raises
+    TypeError for an answer that is nothing of the kind.
+    """
+    said = {_name(row): outcome for row, outcome in _pairs(answer)}
+    return [
+        _outcome(next((said[name] for name in _names(row) if name in said), UNMENTIONED))
+        for row in rows
+    ]
+
+
+def _names(row: models.Model) -> tuple[object, ...]:
+    """Return what an answer may call the row by: its claim, its key, and its source's if it is a companion."""
+    if not is_companion(type(row)):
+        return claim_of(row) or row, _key(row)
+    key = source_link(type(row)).key_of(row)
+    return claim_of(row) or row, _key(row), key if len(key) > 1 else key[0]
+
+
+def _name(given: object) -> object:
+    """Return the name of what a handler answers: an instance that it got, one that it has read itself, or a key."""
+    if not isinstance(given, models.Model):
+        return given
+    return claim_of(as_claimed(given)) or _key(given)
+
+
+def _key(row: models.Model) -> object:
+    """Return the key that the row was claimed under; a handler may have deleted it since."""
+    if not has_claim_columns(type(row)):
+        return row.pk
+    claim = claim_of(row)
+    key = claim_columns(type(row)).key_of(row) if claim is None else claim.pk
+    # It may also be the key of another's source.
+    return (LINK, key) if is_companion(type(row)) else key
+
+
+def _pairs(answer: object) -> Iterable[tuple[object, object]]:
+    if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
+        raise TypeError(
+            f"A batch handler returns None, a mapping or an iterable of outcomes, not {answer!r:.200}."
+        )
+    return answer.items() if isinstance(answer, Mapping) else map(_pair, answer)
+
+
+def _pair(said: object) -> tuple[object, object]:
+    if isinstance(said, tuple) and len(said) == 2 and isinstance(said[0], models.Model):
+        return said
+    return said, None
+
+
+def _outcome(said: object) -> BaseException | str | None:
+    if isinstance(said, type) and issubclass(said, BaseException):
+        return said()
+    if said is None or said is UNMENTIONED or isinstance(said, BaseException):
+        return said
+    return TypeError(f"The outcome of a row is None or an exception, not {said!r:.200}.")
+
+
+# Columns that a handler sets although nothing writes them: a completion writes ``update_fields`` alone
+
+#: A process compares so many rows of a handler.
+COMPARED = 50
+
+#: A row, the instance that a handler gets (it, or its source), and the values of that before the call, as text.
+_Before: TypeAlias = tuple[models.Model, models.Model, dict[AnyField, str]]
+
+
+@cache
+def unsaved_columns(handler: Handler) -> "UnsavedColumns":
+    """Return what compares the rows of *handler* in this process."""
+    return UnsavedColumns(handler)
+
+
+class UnsavedColumns:
+    """Compares the first rows of one handler with what they were before each call."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        #: So many rows are still to be compared.
+        self.left = COMPARED
+        self._warned: set[str] = set()
+
+    def before(self, rows: Sequence[models.Model]) -> list[_Before]:
+        """Return the values that the handler is given; nothing once enough rows have been compared."""
+        rows = rows[: self.left]
+        self.left -= len(rows)
+        given = [getattr(row, LINK) if self._handler.gets_sources else row for row in rows]
+        return [(row, one, self._values(one)) for row, one in zip(rows, given, strict=True)]
+
+    def _values(self, instance: models.Model) -> dict[AnyField, str]:
+        """Return the loaded values that a completion of the row neither removes nor writes."""
+        kind, model = type(instance), self._handler.model
+        is_row = issubclass(kind, model)
+        if is_row and not isinstance(policy_for(model).completion, (Mark, Clear)):
+            return {}
+        names = writable(kind)
+        if is_claimable(kind):
+            names -= claim_columns(kind).guarded_names
+        written = checked_results(model, self._handler.update_fields)
+        fields = [field for field in kind._meta.concrete_fields if field.attname in names]
+        return _texts([field for field in fields if field not in written], instance.__dict__)
+
+    def warn(self, seen: Sequence[_Before]) -> None:
+        """Warn, once for each column, where the handler has set it and the database still has the old value."""
+        for row, instance, before in seen:
+            now = _texts(before, instance.__dict__)
+            changed = [field for field in now if now[field] != before[field]]
+            # Without a claim it was saved as another row.
+            if not changed or claim_of(row) is None:
+                continue
+            stored = models.QuerySet[models.Model](type(instance), using=instance._state.db)
+            with suppress(Error, ObjectDoesNotExist):
+                values = stored.filter(pk=instance.pk).values(*(one.attname for one in changed))
+                # Another value was written by somebody, or made by the database.
+                there = _texts(changed, values.get())
+                self._log(row, instance, [one for one in changed if there[one] == before[one]])
+
+    def _log(self, row: models.Model, instance: models.Model, fields: Sequence[AnyField]) -> None:
+        prefix = "" if instance is row else PREFIX
+        columns = [f"{prefix}{one.name}" for one in fields if one.name not in self._warned]
+        self._warned.update(one.name for one in fields)
+        if not columns:
+            return
+        names = ", ".join(f'"{name}"' for name in (*self._handler.update_fields, *columns))
+        logger.warning(
+            "%s: %s set %s, but nothing writes it, so this row and others are completed without it."
+            " Register the handler with update_fields=[%s], or call save() in it.",
+            *(named(row), self._handler.name, listed(columns), names),
+            extra={
+                "event": "unsaved",
+                "model": self._handler.model._meta.label,
+                "keys": [str(row.pk)],
+                "columns": columns,
+            },
+        )
+
+
+def _texts(fields: Iterable[AnyField], values: Mapping[str, Any]) -> dict[AnyField, str]:
+    """Return these values, those that were loaded, as text: a list may be changed in place."""
+    return {
+        field: _text(field, values[field.attname]) for field in fields if field.attname in values
+    }
+
+
+def _text(field: AnyField, value: object) -> str:
+    try:
+        # A number may have been set as a text.
+        return repr(field.to_python(value))
+    except Exception:
+        # No value of this column, or one of a class of the user's.
+        return object.__repr__(value)
