@@ -26,7 +26,7 @@ from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow, dialect_for
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable, TaskClaimError
 from django_taskclaim.policy import RENEWALS_PER_LEASE, SELF_FENCE
-from django_taskclaim.querysets.transactions import refuse_transaction
+from django_taskclaim.querysets.scope import refuse_transaction
 from django_taskclaim.states import Token
 from django_taskclaim.tables import NamedLease
 

@@ -11,7 +11,7 @@ from django.db.models.manager import BaseManager
 from django_taskclaim import conf
 from django_taskclaim.db.sql import Key
 from django_taskclaim.exceptions import CommitUnknown, TaskClaimError
-from django_taskclaim.querysets import scope, transactions
+from django_taskclaim.querysets import scope
 
 M = TypeVar("M", bound=models.Model)
 
@@ -68,19 +68,19 @@ def _taken(
 ) -> Iterator[list[M]]:
     target = scope.Target.of_rows(queryset.model, queryset.db)
     connection = target.dialect.connection
-    transactions.refuse_transaction(connection, "take() commits when its block ends")
+    scope.refuse_transaction(connection, "take() commits when its block ends")
     complaint = (
         "The transaction of take() was over before its block was, so nothing was kept: the block swallowed a database"
         f" error, ended the transaction itself, or sent no query for {idle.total_seconds():g} s"
     )
-    outermost = transactions.no_transaction(connection)
+    outermost = scope.no_transaction(connection)
     committed: list[bool] = []
     try:
-        with transactions.detecting_lost_commit(target, target.dialect.guarded_transaction(idle)):
+        with scope.detecting_lost_commit(target, target.dialect.guarded_transaction(idle)):
             if outermost:
                 # The first hook of all: one that raises afterwards says nothing about the COMMIT.
                 transaction.on_commit(lambda: committed.append(True), using=target.alias)
-            with transactions.unbroken_transaction(target.alias, complaint):
+            with scope.unbroken_transaction(target.alias, complaint):
                 rows = _lock(queryset, limit, target, deleting=delete)
                 keys = [target.columns.key_of(row) for row in rows]
                 yield rows
@@ -92,7 +92,7 @@ def _taken(
                         f"The key of {target.model._meta.label} ({names}) is not unique: {len(part)} keys mean {gone}"
                         " rows. Nothing was deleted."
                     )
-    except transactions.AmbiguousCommit as error:
+    except scope.AmbiguousCommit as error:
         if committed:
             raise
         raise CommitUnknown(rows, (), rows) from error

@@ -12,8 +12,13 @@ from django_taskclaim.columns import SourceLink, source_link
 from django_taskclaim.conf import NUMBER_OR_NONE
 from django_taskclaim.db.notify import call_workers
 from django_taskclaim.fields import AnyField
-from django_taskclaim.querysets.scope import ClaimTarget, Rows, is_of_one_table, refuse_unclaimable
-from django_taskclaim.querysets.transactions import run
+from django_taskclaim.querysets.scope import (
+    ClaimTarget,
+    Rows,
+    is_of_one_table,
+    refuse_unclaimable,
+    run,
+)
 from django_taskclaim.ranges.keys import Keys
 
 #: Source rows of one transaction where keys are copied.

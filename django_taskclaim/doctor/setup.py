@@ -16,8 +16,7 @@ from django_taskclaim.db.sql import real_name
 from django_taskclaim.formatting import first_line, format_duration, listed
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.monitoring.server import server_for
-from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.querysets.transactions import no_transaction
+from django_taskclaim.querysets.scope import ClaimTarget, no_transaction
 from django_taskclaim.ranges.keys import source_of
 
 #: Dead rows that are too many to wait for before a vacuum.

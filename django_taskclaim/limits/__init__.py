@@ -17,8 +17,7 @@ from django_taskclaim import conf, tables
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.policy import policies_over
-from django_taskclaim.querysets.scope import ClaimTarget, is_running
-from django_taskclaim.querysets.transactions import refuse_old_snapshots
+from django_taskclaim.querysets.scope import ClaimTarget, is_running, refuse_old_snapshots
 from django_taskclaim.tables import LIMITS, RateLevel, Switch
 
 # What a rate and hours mean

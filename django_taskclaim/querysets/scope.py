@@ -1,22 +1,35 @@
-"""What a verb works on: the table that holds the claims of a queryset's rows, and those rows as its own queryset."""
+"""What a verb works on, and how its statements are sent.
 
-from collections.abc import Hashable, Mapping
+It works on the table that holds the claims of a queryset's rows, and on those rows as its own queryset. It sends its
+statements in a transaction of their own, and again when the database is contended. Where a COMMIT was not answered,
+``run`` raises ``AmbiguousCommit``, and the caller asks the rows by ``writes.finished_rows``.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, Final, cast
+from functools import cache, partial
+from typing import Any, Final, TypeVar, cast
 
-from django.db import DatabaseError, connections, models
+from django.db import DatabaseError, Error, OperationalError, connections, models
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.db.models.query import ModelIterable
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
+from django_taskclaim.connecting import TROUBLE, WAITS_ONCE, drop_broken
+from django_taskclaim.contention import contention_code, retry_on_contention
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.db.base import ClaimStatement, Dialect
 from django_taskclaim.db.sql import SQL, KeyTable, Table
+from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED
 from django_taskclaim.policy import policy_for
 from django_taskclaim.states import Status
+
+R = TypeVar("R")
 
 Rows = models.QuerySet[Any]
 
@@ -223,6 +236,145 @@ def is_plain(queryset: Rows, target: ClaimTarget) -> bool:
         # Django 6.1 sets the fetch mode on the rows that it reads.
         and getattr(queryset, "_fetch_mode", FETCH_ONE) is FETCH_ONE
     )
+
+
+# How statements are sent
+
+#: How many seconds a verb waits at a time for a transaction whose COMMIT was not answered.
+PATIENCE = 2.0
+
+
+class AmbiguousCommit(OperationalError):
+    """A COMMIT was sent, and an error of the connection came instead of an answer: the rows alone tell its outcome.
+
+    To a caller who does not look at them it is the error of the connection, which is its cause.
+    """
+
+    #: What the statements had returned before the COMMIT; None for a statement that was to commit by itself.
+    result: Any = None
+
+
+def run(
+    target: ClaimTarget,
+    statements: Callable[[], R],
+    *,
+    autocommit: bool = False,
+    savepoint: bool = True,
+    patience: float = 0.0,
+) -> R:
+    """Run *statements* in one transaction, or in a savepoint of the caller's, and again after contention.
+
+    With *autocommit* it is one statement outside of any transaction, which commits by itself; see ``can_autocommit``.
+    Without *savepoint* it is part of the caller's transaction, and with *patience* it waits no more seconds for a lock.
+    """
+    if not savepoint and target.dialect.connection.in_atomic_block:
+        # An error ends that transaction, so nothing is sent again.
+        return statements()
+    failed: list[Error] = []
+    if autocommit:
+        try:
+            # This is enough in nearly all cases.
+            return statements()
+        except Error as error:
+            failed.append(error)
+    own = partial(target.dialect.own_transaction, savepoint=savepoint, patience=patience)
+    block = nullcontext if autocommit else own
+
+    def once() -> R:
+        with detecting_lost_commit(target, block(), is_commit=autocommit) as lost:
+            if failed:
+                raise failed.pop()
+            lost.result = result = statements()
+        return result
+
+    waits_once = WAITS_ONCE in vars(target.dialect.connection)
+    return _retry(target.alias, lock_timeouts=not waits_once).call(once)
+
+
+@contextmanager
+def detecting_lost_commit(
+    target: Target, block: AbstractContextManager[None], *, is_commit: bool = False
+) -> Iterator[AmbiguousCommit]:
+    """Run the inside of *block*; AmbiguousCommit, with what was noted on it, where the COMMIT was not answered.
+
+    Where the statement inside *is a commit*, too, it is in no transaction.
+    """
+    outermost = is_commit or no_transaction(target.dialect.connection)
+    lost, committing = AmbiguousCommit(), is_commit
+    try:
+        with block:
+            yield lost
+            committing = outermost
+    except TROUBLE as error:
+        was_refused = contention_code(error) is not None or not target.dialect.may_be_done(error)
+        if not committing or was_refused:
+            raise
+        drop_broken(target.alias)
+        lost.args = error.args
+        raise lost from error
+
+
+@cache
+def _retry(using: str, *, lock_timeouts: bool) -> retry_on_contention:
+    # It is cached, since making one costs a noticeable part of a small statement.
+    return retry_on_contention(using=using, atomic=False, lock_timeouts=lock_timeouts)
+
+
+# Transactions of the caller's
+
+
+def belongs_to_the_caller(connection: BaseDatabaseWrapper) -> bool:
+    """Say whether a transaction is open that is not ``TestCase``'s, so that nothing sent now is committed."""
+    blocks = connection.atomic_blocks
+    if connection.in_atomic_block:
+        return not (blocks and getattr(blocks[-1], "_from_testcase", False))
+    return not connection.get_autocommit()
+
+
+def refuse_transaction(connection: BaseDatabaseWrapper, what: str, or_else: str = "") -> None:
+    """Raise RuntimeError if a transaction of the caller's is open; *what* says why none may be."""
+    if belongs_to_the_caller(connection):
+        raise RuntimeError(
+            f"{what}, but a transaction is open here (atomic(), ATOMIC_REQUESTS, or autocommit switched off). Call it"
+            f" outside, for example in a view with @transaction.non_atomic_requests.{or_else}"
+        )
+
+
+def refuse_old_snapshots(target: ClaimTarget, what: str) -> None:
+    """Raise RuntimeError if the caller's transaction does not see what others commit; *what* needs to see it."""
+    dialect = target.dialect
+    if belongs_to_the_caller(dialect.connection) and not dialect.sees_new_commits():
+        raise RuntimeError(
+            f"{what}, and the open transaction does not see what they commit: call it outside of the transaction, or"
+            " let that run at READ COMMITTED."
+        )
+
+
+def no_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Say whether the next transaction will be of our own making."""
+    return not connection.in_atomic_block and connection.get_autocommit()
+
+
+@contextmanager
+def unbroken_transaction(using: str, complaint: str) -> Iterator[None]:
+    """Raise TaskClaimError with *complaint* if what the block wrote is gone although it ended well.
+
+    A deadlock rolls back the whole transaction on MySQL and MariaDB, DDL commits it, and a block that catches the
+    error, or meets none, would be taken for done all the same.
+    """
+    connection = connections[using]
+    returned = False
+    try:
+        with dialect_for(connection).detecting_rollback():
+            yield
+            returned = True
+            if connection.needs_rollback:
+                # An error has passed through an inner atomic(savepoint=False), so Django would roll back.
+                raise TaskClaimError(complaint)
+    except DatabaseError as error:
+        if not returned:
+            raise
+        raise TaskClaimError(f"{complaint}: {error}") from error
 
 
 # In which order claims take the rows: the queryset's own, its policy's, or that of the claim index

@@ -30,15 +30,15 @@ from django_taskclaim.claim import (
     standing_claim,
 )
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.sql import SKIP, SQL, WAIT, Change, Key, Keys, OwnValues, sql
+from django_taskclaim.db.sql import SKIP, SQL, WAIT, Change, Key, Keys, OwnValues, Row, sql
 from django_taskclaim.error_text import redact
 from django_taskclaim.exceptions import ClaimLost, CommitUnknown
 from django_taskclaim.querysets.isolating import send_around
-from django_taskclaim.querysets.scope import ClaimTarget, Columns
-from django_taskclaim.querysets.transactions import (
+from django_taskclaim.querysets.scope import (
     PATIENCE,
     AmbiguousCommit,
-    finished_rows,
+    ClaimTarget,
+    Columns,
     no_transaction,
     run,
 )
@@ -236,6 +236,40 @@ def _write(held: HeldRows, verb: Write) -> HeldRows:
         return sent
     finished = finished_rows(unsure, verb.sets.get("status"))
     return HeldRows(held.target, sent.pairs + [(carried_claim(row), row) for row in finished])
+
+
+def finished_rows(rows: Sequence[models.Model], state: Status | None) -> list[models.Model]:
+    """Return those of *rows* that are in *state* under their tokens: the COMMIT that was not answered has arrived.
+
+    They are rows of one model, claimed on one database, that were found in the state before it no more. Of the others
+    nobody can tell whether it arrived: they are gone, open again or claimed once more. That is noted on their claims.
+    """
+    claims = carried_claims(rows)
+    target = ClaimTarget.of(type(rows[0]), claims[0].alias)
+    columns, table, dialect = target.columns, target.table, target.dialect
+    fields = [*columns.key, columns.status, columns.claimed_by, columns.iteration]
+    keys = sorted(claim.pk for claim in claims)
+
+    def read() -> list[Row]:
+        # Under a lock: a COMMIT that is on its way only now would otherwise land after it was found missing.
+        parts = dialect.chunks(keys, table)
+        return [
+            row for part in parts for row in dialect.select(table, fields, table.keyed(part), WAIT)
+        ]
+
+    # All rows are asked before anything is noted.
+    states = {
+        table.key_of(row): (row[-3], Token(*row[-2:]))
+        for row in run(target, read, patience=PATIENCE)
+    }
+    found = []
+    for row, claim in zip(rows, claims, strict=True):
+        claim.unanswered = False
+        if states.get(claim.pk) == (state, claim.token):
+            found.append(row)
+        else:
+            claim.lost = claim.ambiguous = True
+    return found
 
 
 class _SomeAreLost(Exception):

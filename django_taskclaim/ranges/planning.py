@@ -21,8 +21,7 @@ from django_taskclaim.conf import DURATION, NUMBER_OR_NONE
 from django_taskclaim.db.sql import PREPARED
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED
 from django_taskclaim.querysets.manager import ClaimQuerySet
-from django_taskclaim.querysets.scope import is_open
-from django_taskclaim.querysets.transactions import refuse_old_snapshots, run
+from django_taskclaim.querysets.scope import is_open, refuse_old_snapshots, run
 from django_taskclaim.ranges.keys import Key, Part, RangeTarget, key_at
 from django_taskclaim.ranges.walking import split_largest
 

@@ -24,8 +24,7 @@ from django_taskclaim.exceptions import (
     RangeUnfinished,
     RetriesExhausted,
 )
-from django_taskclaim.querysets.scope import Rows, is_running
-from django_taskclaim.querysets.transactions import refuse_old_snapshots, run
+from django_taskclaim.querysets.scope import Rows, is_running, refuse_old_snapshots, run
 from django_taskclaim.querysets.writes import raise_lost
 from django_taskclaim.ranges.keys import Range, RangeTarget, key_at, reached
 from django_taskclaim.signals import after_commit

@@ -23,8 +23,7 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets.completing import complete
 from django_taskclaim.querysets.failing import fail, release, stop_everyone
 from django_taskclaim.querysets.isolating import Bad, bisect
-from django_taskclaim.querysets.transactions import finished_rows
-from django_taskclaim.querysets.writes import lock_free
+from django_taskclaim.querysets.writes import finished_rows, lock_free
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.worker.batch import (

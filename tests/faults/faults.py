@@ -30,7 +30,7 @@ def fault(sentence: str, *edits: tuple[str, str, str], on: tuple[str, ...] = DAT
 
 EXPIRY, SCOPE = "querysets/expiry.py", "querysets/scope.py"
 COMPLETING = "querysets/completing.py"
-TRANSACTIONS, FENCE, STATEMENTS = ("querysets/transactions.py", "querysets/fence.py", "db/sql.py")
+FENCE, STATEMENTS = "querysets/fence.py", "db/sql.py"
 BASE = "db/base.py"
 POSTGRESQL = "db/postgresql.py"
 SERVICE = "worker/service.py"
@@ -70,7 +70,7 @@ FAULTS = {
         ),
         fault(
             "A durable claim runs inside the caller's transaction.",
-            (TRANSACTIONS, "if belongs_to_the_caller(connection)", "if False"),
+            (SCOPE, "if belongs_to_the_caller(connection)", "if False"),
         ),
         fault(
             "A slice can be claimed from, and what it leaves out is claimed as well.",
