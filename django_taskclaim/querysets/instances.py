@@ -1,97 +1,17 @@
-"""From claimed rows to the instances that a queryset asks for: of a claim just made, or of what somebody holds."""
+"""Rows that are claimed already, read as a queryset asks for them, and rows that somebody holds."""
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
-from functools import cache
-from inspect import getattr_static
-from typing import Any, cast
+from collections.abc import Collection
+from typing import Any
 
 from django.db import models
-from django.db.models.base import ModelState
-from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttribute
-from django.db.models.signals import post_init, pre_init
 from django.db.models.sql.where import WhereNode
 
-from django_taskclaim.claim import ATTRIBUTE, LOADED, UNCHANGED, Claim, attach
+from django_taskclaim.claim import Claim, attach
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.base import ClaimedRow
 from django_taskclaim.fields import is_quarantine_mark
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, in_policy_order, is_running
 from django_taskclaim.states import Token
-
-
-def build(
-    queryset: Rows, claimed: Sequence[ClaimedRow], claims: Sequence[Claim]
-) -> list[models.Model]:
-    """Return an instance of each row, with its claim. The claim has returned all columns, so nothing is read."""
-    model = queryset.model
-    names = [field.attname for field in model._meta.concrete_fields]
-    values = [row.values for row in claimed]
-    if _is_laid_out(cast("Hashable", model)) and not (
-        pre_init.has_listeners(model) or post_init.has_listeners(model)
-    ):
-        rows = _laid_out(model, names, values, claims)
-    else:
-        rows = [model.from_db(queryset.db, names, given) for given in values]
-        for row, claim in zip(rows, claims, strict=True):
-            attach(row, claim)
-    prefetch(queryset, rows)
-    return rows
-
-
-def prefetch(queryset: Rows, rows: list[models.Model]) -> None:
-    """Load what the queryset prefetches."""
-    if lookups := getattr(queryset, "_prefetch_related_lookups", ()):
-        models.prefetch_related_objects(rows, *lookups)
-
-
-@cache
-def _is_laid_out(model: type[models.Model]) -> bool:
-    """Say whether no code but Django's and ours takes part in making an instance, whose values may then be laid out.
-
-    Their constructor sets the values one by one, for the sake of those who override it: a third of what a claim costs.
-    """
-    ours = ("builtins", "django.db.models.base", "django_taskclaim.querysets.fence")
-    making = {"__new__", "__init__", "__setattr__", "from_db"}
-    others = [base for base in model.__mro__ if base.__module__ not in ours]
-    attributes = [getattr_static(model, field.attname) for field in model._meta.concrete_fields]
-    return not any(making.intersection(vars(base)) for base in others) and not any(
-        # A foreign key only forgets its loaded row.
-        hasattr(one, "__set__") and type(one) is not ForeignKeyDeferredAttribute
-        for one in attributes
-    )
-
-
-def _laid_out(
-    model: type[models.Model],
-    names: list[str],
-    values: Iterable[Sequence[object]],
-    claims: Iterable[Claim],
-) -> list[models.Model]:
-    rows = []
-    new = object.__new__
-    # This loop runs for each row of each claim, so it makes no calls and no checks that can be made outside.
-    for given, claim in zip(values, claims, strict=True):
-        row = new(model)
-        own = row.__dict__
-        state = own["_state"] = new(ModelState)
-        state.adding = False
-        state.db = claim.alias
-        own.update(zip(names, given))  # noqa: B905 - as long as each other, and asked for each row
-        own[LOADED] = (names, given, UNCHANGED)
-        own[ATTRIBUTE] = claim
-        rows.append(row)
-    return rows
-
-
-def bare(model: type[models.Model], claim: Claim) -> models.Model:
-    """Return an instance of the row that *claim* is of, which knows its key and carries the claim; it asks nothing.
-
-    No code of the user's takes part in it.
-    """
-    (row,) = _laid_out(model, [], [()], [claim])
-    row.pk = claim.pk
-    return row
 
 
 def read_again(queryset: Rows, target: ClaimTarget, keys: list[models.Model]) -> list[models.Model]:
@@ -112,7 +32,7 @@ def read_again(queryset: Rows, target: ClaimTarget, keys: list[models.Model]) ->
         for row in unjoined.filter(**{path: missing}):
             by_key[target.columns.key_of(row)] = row
     found = list(by_key.values()) if queryset.query.order_by else [by_key[key] for key in keys]
-    prefetch(queryset, found)
+    models.prefetch_related_objects(found, *vars(queryset)["_prefetch_related_lookups"])
     return found
 
 

@@ -8,9 +8,10 @@ from django.db import models
 
 from django_taskclaim import conf
 from django_taskclaim.awaitables import async_twin
+from django_taskclaim.claim import checked_name, clock, new_holder
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import (
-    claiming,
     completing,
     expiry,
     failing,
@@ -18,6 +19,7 @@ from django_taskclaim.querysets import (
     operating,
     writes,
 )
+from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.querysets.fence import FencedQuerySet
 from django_taskclaim.querysets.operating import Progressed
 from django_taskclaim.querysets.scope import in_state, is_due, is_expired
@@ -86,8 +88,17 @@ class ClaimQuerySet(FencedQuerySet[M]):
         provisional until that transaction commits. Raises TypeError for a queryset that cannot be claimed from
         (slices, unions, aggregates, ``values()``) and ValueError for a wrong argument.
         """
-        call = claiming.checked_call(self, limit, claimed_by, lease, include_held, durable)
-        return cast("list[M]", claiming.claim(call))
+        if include_held and claimed_by is None:
+            raise ValueError(
+                "include_held=True returns what claimed_by holds, so claimed_by must be given."
+            )
+        holder = new_holder() if claimed_by is None else checked_name(claimed_by)
+        duration = policy_for(self.model).lease
+        if lease is not None:
+            duration = conf.DURATION.check(lease, "lease")
+        conf.BATCH_SIZE.check(limit, "limit")
+        call = ClaimCall(self, limit, holder, duration, clock(), include_held, durable)
+        return cast("list[M]", claim(call))
 
     def with_token(self, pk: Any, token: "Token | tuple[str, int] | str") -> M:
         """Return the row with the key *pk*, carrying the claim that *token* names.

@@ -21,7 +21,7 @@ from django_taskclaim.exceptions import Permanent
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import SELF_FENCE, policy_for
-from django_taskclaim.querysets.instances import bare
+from django_taskclaim.querysets.claiming import bare
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -35,8 +35,7 @@ from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.completing import complete
 from django_taskclaim.querysets.failing import fail_unreadable, note_start
-from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.querysets.scope import unbroken_transaction
+from django_taskclaim.querysets.scope import ClaimTarget, unbroken_transaction
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
 from django_taskclaim.worker.answers import Said, of_answer, unsaved_columns
 from django_taskclaim.worker.batch import (
