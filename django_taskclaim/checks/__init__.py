@@ -13,7 +13,7 @@ E007      ``client_flag`` in OPTIONS takes away FOUND_ROWS (MySQL, MariaDB)
 E008      the database has no claim of the kind that ``TASKCLAIM["CLAIM_STRATEGY"]`` asks for
 E012      a database that holds a claimable model has ``AUTOCOMMIT`` False
 E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or returns no text
-E016      a database that holds a claimable model is of a kind that nothing is claimed on
+E016      a database that holds a claimable model is of a kind that nothing is claimed on, or SQLite before 3.35
 E031      a health check of a handler, or of ``TASKCLAIM["HEALTH_CHECKS"]``, leads to nothing, or to what is no check
 E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model, or the app that keeps histories is not installed
 E051      the archive of a handler is no installed model on a table of its own
@@ -27,9 +27,9 @@ W001      SQLite transactions do not begin IMMEDIATE
 W003      a lease is so short that renewals cannot keep up
 W009      an atomic handler may hold up all other writers for longer than a quarter of its lease
 W051      an archive lacks columns of the model, which will be lost
-E101–E105 asked of the server, with ``--database`` only: it is too old for the claims (E101), a table has no
+E101–E104 asked of the server, with ``--database`` only: it is too old for the claims (E101), a table has no
           transactions (E102), holders are not compared exactly (E103), the default isolation makes claims fail
-          each other (E104), it cannot be written to (E105)
+          each other (E104)
 W102      a Galera cluster (MariaDB)
 ========= ====================================================================================================
 

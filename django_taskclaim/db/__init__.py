@@ -1,5 +1,6 @@
 """How each database claims, one file each; no verb asks for a database's name or abilities."""
 
+import sqlite3
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,14 +17,18 @@ from django_taskclaim.db.sqlite import SQLite
 from django_taskclaim.fields import MomentField
 from django_taskclaim.tables import LIMITS, SWITCH_TABLE
 
-_DIALECTS: dict[str, type[Dialect]] = {"postgresql": PostgreSQL, "mysql": MySQL, "sqlite": SQLite}
+_DIALECTS: dict[str, type[Dialect]] = {"postgresql": PostgreSQL, "mysql": MySQL}
+# The first version with UPDATE … RETURNING.
+if sqlite3.sqlite_version_info >= (3, 35):
+    _DIALECTS["sqlite"] = SQLite
 
 
 def dialect_for(connection: BaseDatabaseWrapper) -> Dialect:
     """Return the dialect that the connection's database speaks; NotSupportedError for a database of any other kind."""
     if not is_supported(connection):
         raise NotSupportedError(
-            f"Rows are claimed on PostgreSQL, MySQL, MariaDB and SQLite, not on {connection.display_name}."
+            "Rows are claimed on PostgreSQL, MySQL, MariaDB and SQLite (3.35 or newer), not on"
+            f" {connection.display_name}."
         )
     return _DIALECTS[connection.vendor](connection)
 

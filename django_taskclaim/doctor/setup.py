@@ -110,7 +110,7 @@ def missing_index(model: type[models.Model], alias: str) -> Iterator[checks.Chec
 def dead_rows(model: type[models.Model], alias: str) -> Iterator[checks.CheckMessage]:
     """Yield that the table of *model* has many dead rows, where the server counts them."""
     target = ClaimTarget.of(model, alias)
-    living, dead = server_for(connections[alias]).dead_rows(target.table) or (0, 0)
+    living, dead = server_for(connections[alias]).dead_rows(target.table)
     if dead >= TOO_MANY_DEAD and dead > living * 0.2:
         yield checks.Warning(
             f"The table {real_name(target.columns.owner._meta.db_table)} has {dead:,} dead rows beside {living:,}"

@@ -71,9 +71,9 @@ class Server:
 
     # Old versions of rows, which claims read past
 
-    def dead_rows(self, table: Table) -> tuple[int, int] | None:
-        """Return how many living and dead rows the table has; None where the database does not count them."""
-        return None
+    def dead_rows(self, table: Table) -> tuple[int, int]:
+        """Return how many living and dead rows the table has; none where the database does not count them."""
+        return 0, 0
 
     #: Seconds, holder and remedy of the oldest transaction of another session; empty where nobody can be asked.
     oldest_transaction_query: ClassVar[str] = ""

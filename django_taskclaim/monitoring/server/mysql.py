@@ -19,9 +19,6 @@ FOUND_ROWS = 2
 #: Collations that compare byte for byte, the space at the end included.
 EXACT = ("_nopad_bin", "_0900_bin", "binary")
 
-#: The names of the column with the seconds that a replica is behind.
-BEHIND = ("seconds_behind_source", "seconds_behind_master")
-
 #: ER_ACCESS_DENIED_ERROR and ER_SPECIFIC_ACCESS_DENIED_ERROR
 DENIED = {1045, 1227}
 
@@ -64,11 +61,9 @@ class MySQLServer(Server):
 
     def server_faults(self, tables: Sequence[Table]) -> Iterator[CheckMessage]:
         if not self.connection.features.has_select_for_update_skip_locked:
-            version = ".".join(map(str, self._version))
             yield message(
                 "E101",
-                f"{self.connection.display_name} {version} has no SKIP LOCKED, which every renewal and the"
-                " reaper need.",
+                f"This {self.connection.display_name} has no SKIP LOCKED, which every renewal and the reaper need.",
                 "Use MySQL 8.0.1 or newer, or MariaDB 10.6 or newer.",
             )
         if self.ask("SHOW SESSION VARIABLES WHERE Variable_name = 'wsrep_on' AND Value = 'ON'"):
@@ -80,11 +75,6 @@ class MySQLServer(Server):
             )
         for table in tables:
             yield from self._table_faults(table)
-
-    @property
-    def _version(self) -> tuple[int, ...]:
-        version: tuple[int, ...] = self.connection.mysql_version  # type: ignore[attr-defined]  # of Django's MySQL only
-        return version
 
     def _table_faults(self, table: Table) -> Iterator[CheckMessage]:
         field = table.columns.claimed_by
@@ -127,16 +117,17 @@ ORDER BY trx_started LIMIT 1
     # Health
 
     def own_lag(self) -> timedelta | None:
-        question = "SHOW REPLICA STATUS" if self._version >= (8, 0, 22) else "SHOW SLAVE STATUS"
+        question = "SHOW ALL SLAVES STATUS" if self._is_mariadb else "SHOW REPLICA STATUS"
         try:
-            rows = self._named_rows("SHOW ALL SLAVES STATUS" if self._is_mariadb else question)
+            rows = self._named_rows(question)
         except DatabaseError as error:
             if error.args[0] in DENIED:
                 # The server names the privilege.
                 raise NotSupportedError(f"The database {self.alias!r}: {error.args[-1]}") from error
             raise
         # Of each source in seconds; NULL where it is not followed any more.
-        lags = [next(row[name] for name in BEHIND if name in row) for row in rows]
+        name = f"seconds_behind_{'master' if self._is_mariadb else 'source'}"
+        lags = [row[name] for row in rows]
         return None if not lags or None in lags else timedelta(seconds=max(lags))
 
     # How long questions may take

@@ -12,9 +12,6 @@ from django_taskclaim.db.sql import SQL, Table, real_name, sql
 from django_taskclaim.findings import message
 from django_taskclaim.monitoring.server.base import Server, option_hint
 
-#: A table and its partitions.
-RELATIONS = "SELECT %s::regclass AS oid UNION SELECT relid FROM pg_partition_tree(%s::regclass)"
-
 #: How many rows a step gives, as EXPLAIN writes it.
 PLANNED = re.compile(r" rows=(\d+)")
 
@@ -46,10 +43,7 @@ class PostgreSQLServer(Server):
     # Settings and versions
 
     def server_faults(self, tables: Sequence[Table]) -> Iterator[CheckMessage]:
-        ((isolation, read_only, standby),) = self.ask(
-            "SELECT current_setting('default_transaction_isolation'),"
-            " current_setting('default_transaction_read_only'), pg_is_in_recovery()"
-        )
+        ((isolation,),) = self.ask("SHOW default_transaction_isolation")
         if "committed" not in isolation and not configured_isolation(self.connection):
             yield message(
                 "E104",
@@ -58,41 +52,28 @@ class PostgreSQLServer(Server):
                 option_hint(self.alias, "isolation_level", "IsolationLevel.READ_COMMITTED")
                 + "  # from django.db.backends.postgresql.psycopg_any",
             )
-        if read_only == "on" or standby:
-            why = "is a standby" if standby else "has default_transaction_read_only on"
-            yield message(
-                "E105",
-                f"The database {self.alias!r} {why}: no row can be claimed through it.",
-                f"Let the router's db_for_write() name the primary for the claimable models, not {self.alias!r}.",
-            )
 
     # Old versions of rows
 
     oldest_transaction_query = """
-SELECT * FROM (
-    SELECT EXTRACT(EPOCH FROM CLOCK_TIMESTAMP() - xact_start) AS seconds,
-        'session ' || pid || ' of ' || COALESCE(usename, '?') || ', ' || COALESCE(state, '?') AS holder,
-        'SELECT pg_terminate_backend(' || pid || ');' AS remedy
-    FROM pg_stat_activity
-    WHERE datname = CURRENT_DATABASE() AND backend_type = 'client backend' AND pid <> PG_BACKEND_PID()
-        AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
-    UNION ALL
-    SELECT EXTRACT(EPOCH FROM CLOCK_TIMESTAMP() - prepared), 'the prepared transaction ' || gid,
-        'ROLLBACK PREPARED ' || quote_literal(gid) || ';'
-    FROM pg_prepared_xacts WHERE database = CURRENT_DATABASE()
-) AS holders WHERE seconds IS NOT NULL ORDER BY seconds DESC LIMIT 1
+SELECT EXTRACT(EPOCH FROM CLOCK_TIMESTAMP() - xact_start),
+    'session ' || pid || ' of ' || COALESCE(usename, '?') || ', ' || COALESCE(state, '?'),
+    'SELECT pg_terminate_backend(' || pid || ');'
+FROM pg_stat_activity
+WHERE datname = CURRENT_DATABASE() AND backend_type = 'client backend' AND pid <> PG_BACKEND_PID()
+    AND xact_start IS NOT NULL AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+ORDER BY xact_start LIMIT 1
 """
 
-    def dead_rows(self, table: Table) -> tuple[int, int] | None:
-        name = real_name(table.name)
-        ((tables, living, dead),) = self.ask(
-            "SELECT COUNT(*), COALESCE(SUM(s.n_live_tup), 0), COALESCE(SUM(s.n_dead_tup), 0)"
-            " FROM pg_stat_all_tables s JOIN pg_class c ON c.oid = s.relid WHERE c.relkind = 'r'"
-            f" AND c.oid IN ({RELATIONS})",
-            name,
-            name,
+    def dead_rows(self, table: Table) -> tuple[int, int]:
+        # Of a partitioned table those of its partitions.
+        ((living, dead),) = self.ask(
+            "SELECT COALESCE(SUM(n_live_tup), 0), COALESCE(SUM(n_dead_tup), 0) FROM pg_stat_all_tables,"
+            " to_regclass(%s) named WHERE relid = named"
+            " OR relid IN (SELECT relid FROM pg_partition_tree(named))",
+            real_name(table.name),
         )
-        return (int(living), int(dead)) if tables else None
+        return int(living), int(dead)
 
     # Health
 

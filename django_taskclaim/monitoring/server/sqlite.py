@@ -1,7 +1,6 @@
 """SQLite: no server, and one writer."""
 
-import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
@@ -16,9 +15,6 @@ from django_taskclaim.monitoring.server.base import Server, option_hint
 #: SQLite's clock is looked at after so many steps of its machine: some tenths of a millisecond.
 INSTRUCTIONS = 20_000
 
-#: The first version with UPDATE … RETURNING.
-OLDEST = (3, 35)
-
 
 class SQLiteServer(Server):
     """What SQLite reports about itself."""
@@ -31,15 +27,6 @@ class SQLiteServer(Server):
                 f"Transactions of the SQLite database {self.alias!r} begin {mode or 'DEFERRED'}: one that reads before"
                 ' it writes fails with "database is locked" as soon as a worker writes beside it.',
                 option_hint(self.alias, "transaction_mode", '"IMMEDIATE"'),
-            )
-
-    def server_faults(self, tables: Sequence[Table]) -> Iterator[CheckMessage]:
-        version = sqlite3.sqlite_version_info
-        if version < OLDEST:
-            yield message(
-                "E101",
-                f"SQLite {'.'.join(map(str, version))} has no UPDATE … RETURNING, which every claim needs.",
-                f"Use a Python that brings SQLite {'.'.join(map(str, OLDEST))} or newer.",
             )
 
     @contextmanager
