@@ -14,7 +14,7 @@ from django.db.models.expressions import Combinable
 
 from django_taskclaim import columns, conf
 from django_taskclaim.awaitables import is_coroutine_function, name_of
-from django_taskclaim.completion import CompletionOption, Mark
+from django_taskclaim.completion import Clear, CompletionOption, Mark
 from django_taskclaim.conf import accepting
 from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.db.notify import called_for
@@ -278,7 +278,7 @@ def _model_of(given: object) -> type[models.Model]:
 
 
 def _mistakes(new: Handler) -> Iterator[str]:
-    """Yield why the function cannot be called as the options say."""
+    """Yield why the options make no sense for the function or the model."""
     is_generator = inspect.isgeneratorfunction(new.function) and not new.batch
     if is_generator or inspect.isasyncgenfunction(new.function):
         yield f"is {'a' if is_generator else 'an async'} generator; let it return what it would yield"
@@ -286,11 +286,13 @@ def _mistakes(new: Handler) -> Iterator[str]:
         yield "cannot be atomic: Django has no transactions across await. Make it a plain function"
     if new.own_concurrency is not None and not new.is_async:
         yield "is no coroutine function; what bounds it is claimworker --threads"
-    rows = new.queryset
+    rows, own = new.queryset, columns.claim_columns(new.model)
     if rows is not None and rows.model._meta.concrete_model is not new.model._meta.concrete_model:
         yield f"has a queryset of {rows.model._meta.label}, not of {new.model._meta.label}"
     elif rows is not None and not hasattr(rows, "claim_batch"):
         yield f"has a {type(rows).__name__} without claim_batch() as its queryset"
+    if isinstance(new.completion, Clear) and None in (own.not_before, own.attempts):
+        yield f"opens rows again, which needs RetryMixin: class {new.model.__name__}(RetryMixin, ClaimMixin)"
     if reason := _why_not_one(new.function):
         yield f"must take {'a list of rows' if new.batch else 'one row'}: {reason}"
     if new.has_ranges and (

@@ -9,10 +9,11 @@ from django.apps import apps
 from django.core import checks
 from django.db import DatabaseError, connections, models, router, transaction
 
-from django_taskclaim.checks import OUR_APPS, TAG, check_servers
+from django_taskclaim.checks import OUR_APPS, check_servers
 from django_taskclaim.columns import has_ranges, is_claimable, is_companion, source_link
 from django_taskclaim.contention import Meaning, meaning_of
 from django_taskclaim.db.sql import real_name
+from django_taskclaim.findings import TAG
 from django_taskclaim.formatting import first_line, format_duration, listed
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.monitoring.server import server_for

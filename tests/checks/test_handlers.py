@@ -68,13 +68,14 @@ def test_options(find: Find, model: Any, options: dict[str, Any], expected: list
         ({"queryset": Photo.objects.values("url")}, "through values()"),
         ({"queryset": ClaimOnly.objects.all()}, "a queryset of testapp.ClaimOnly"),
         ({"queryset": models.QuerySet(Photo)}, "a QuerySet without claim_batch()"),
+        ({"model": ClaimOnly, "completion": "clear"}, "needs RetryMixin"),
     ],
 )
 def test_what_could_be_neither_claimed_nor_written_is_refused_at_once(
     find: Find, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises((TypeError, ValueError, ClaimColumnError), match=re.escape(said)):
-        find(Photo, **options)
+        find(**{"model": Photo, **options})
 
 
 # Completion policies
@@ -92,7 +93,6 @@ def test_what_could_be_neither_claimed_nor_written_is_refused_at_once(
         (Child, Archive(Parent), ["E051"], "on a table of its own"),
         (Photo, Archive(Child), ["E051"], "on a table of its own"),
         (Parcel, Archive(ChildArchive), ["W051"], "lacks weight"),
-        (ClaimOnly, "clear", ["E052"], "needs RetryMixin"),
     ],
 )
 def test_completion(

@@ -10,7 +10,7 @@ from django.db.migrations.state import ModelState, ProjectState
 from django.db.migrations.writer import MigrationWriter
 from django.test.utils import isolate_apps
 
-from django_taskclaim.checks.models import problems_of
+from django_taskclaim.checks import problems_of
 from django_taskclaim.companions import CompanionManager, CompanionQuerySet
 from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.models import ClaimMixin, PrefixedTaskMixin, SourceKey, SourceMixin, TaskMixin

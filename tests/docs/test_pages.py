@@ -22,7 +22,7 @@ from django.test import override_settings
 from django.test.utils import isolate_apps
 
 from django_taskclaim import conf, handlers
-from django_taskclaim.checks.models import problems_of
+from django_taskclaim.checks import problems_of
 from django_taskclaim.columns import has_claim_columns, is_companion
 from django_taskclaim.management.commands import claimstatus
 from django_taskclaim.monitoring.server import server_for

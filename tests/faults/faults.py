@@ -276,7 +276,7 @@ FAULTS = {
         fault(
             "A database that commits nothing by itself is taken without a word.",
             (
-                "checks/__init__.py",
+                "checks.py",
                 'if not connections[alias].settings_dict["AUTOCOMMIT"]:',
                 "if False:",
             ),

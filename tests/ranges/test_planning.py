@@ -7,7 +7,7 @@ import pytest
 from django.core.management import CommandError
 
 from django_taskclaim import handler
-from django_taskclaim.checks.models import problems_of
+from django_taskclaim.checks import problems_of
 from django_taskclaim.exceptions import ClaimColumnError
 from tests.commands import run
 from tests.querysets.support import at_once
