@@ -43,7 +43,7 @@ Rows = ClaimQuerySet[Any]
 #: As the templates of django-admin-actions draw them.
 Buttons = Iterator[dict[str, str]]
 
-#: A request works for so many seconds, then answers; proxies give up on those that take long.
+#: A request works for so many seconds at most, then answers; proxies give up on those that take long.
 SECONDS = 20.0
 
 #: What the form of the list sends: which action, and on which rows.
@@ -231,15 +231,19 @@ def run_action(
     With *keys* only on those, chunk by chunk. *options* are those of the verb, such as states that the user has named
     beside the action's own; *left* is how many rows are in other states.
     """
-    chosen, may = action.chosen(rows, options), row_permission(request, model_admin)
+    chosen, may = action.chosen(rows, options), row_permission(request, action.needs, model_admin)
     # No verb reaches rows through an aggregate.
     reached = chosen if rows.query.group_by is None else every_row(rows)
     # Rows that were changed, and those that were left alone, by why.
     changed, alone, key = 0, Counter(left), ""
     began, is_over, trouble = clock(), True, ""
+    turn_began, longest = began, 0.0
     try:
         for turn, part in enumerate(chunks_of(chosen) if keys is None else keys):
-            if turn and clock() - began >= SECONDS:
+            now = clock()
+            longest, turn_began = max(longest, now - turn_began), now
+            # The next chunk may take as long as any before.
+            if turn and now - began + longest >= SECONDS:
                 is_over = False
                 break
             key = str(part[0]) if len(part) == 1 and not turn else ""

@@ -37,6 +37,8 @@ def may(
 ) -> bool:
     """Say whether the user may do *what*, one of NEEDS, to claims of *model* or of *obj*; with None, to all models'.
 
+    Or whether the user may "delete" rows of the model: who may, may ``operate`` and has the permission of the model.
+
     With *model_admin* that one is asked about the model, so that its own rules count. One with ``ClaimAdminMixin`` has
     the last word about ``operate``.
     """
@@ -45,6 +47,9 @@ def may(
         return bool(own(request, obj))
     if model is not None:
         model_admin = model_admin or admin.ModelAdmin(model, admin.site)
+    if what == "delete" and model_admin is not None:
+        operates = may(request, "operate", model, model_admin=model_admin, obj=obj)
+        return operates and model_admin.has_delete_permission(request, obj)
     return _granted(request, what, model_admin, obj)
 
 
@@ -71,13 +76,15 @@ class OperatePermission(Base):
 
 
 def row_permission(
-    request: HttpRequest, model_admin: Admin
+    request: HttpRequest, what: str, model_admin: Admin
 ) -> Callable[[models.Model], bool] | None:
-    """Return what says whether the user may act on a row; None where the ModelAdmin makes no difference by row."""
+    """Return what says whether the user may do *what* to a row; None where all rows are alike to the ModelAdmin."""
     if model_admin is None:
         return None
     kind, ours = type(model_admin), OperatePermission.has_operate_permission
     own = getattr(kind, "has_operate_permission", ours), kind.has_change_permission
-    if own == (ours, admin.ModelAdmin.has_change_permission):
+    plain = ours, admin.ModelAdmin.has_change_permission
+    deletes_any = kind.has_delete_permission is admin.ModelAdmin.has_delete_permission
+    if own == plain and (what != "delete" or deletes_any):
         return None
-    return lambda row: may(request, "operate", type(row), model_admin=model_admin, obj=row)
+    return lambda row: may(request, what, type(row), model_admin=model_admin, obj=row)

@@ -46,6 +46,8 @@ class Action(Instruction):
     asks: Mapping[str, str] = field(default_factory=dict)
     #: Whether it changes only open rows that wait.
     waiting: bool = False
+    #: What the user needs of ``permissions.NEEDS``.
+    needs: str = "operate"
 
     @property
     def slug(self) -> str:
@@ -138,6 +140,19 @@ FAIL = Action(
 #: What can be done to rows from the admin, in the order of its menu.
 ROW_ACTIONS = (RESET, RUN, PAUSE_ROWS, RESUME_ROWS, RELEASE, FAIL)
 
+DELETE = Action(
+    name="delete",
+    label=_("Delete"),
+    sentence=_("A row that is deleted is gone for ever, and what refers to it goes with it."),
+    done=_("deleted"),
+    states=frozenset({Status.FAILED}),
+    verb=ClaimQuerySet.delete_failed,
+    needs="delete",
+)
+
+#: What can be done to the rows of a group of failures, by the last part of its address.
+GROUP_ACTIONS = {"retry": RESET, "delete": DELETE}
+
 PRUNE = Action(
     name="prune",
     label=_("Prune"),
@@ -201,5 +216,5 @@ DONE: dict[str, Text] = {
     "worker command": _("command to worker"),
     "export": _("failures exported"),
     "mark as known": _("failures marked as known"),
-    **{action.name: action.done for action in (*ROW_ACTIONS, PRUNE, PAUSE, RESUME)},
+    **{action.name: action.done for action in (*ROW_ACTIONS, DELETE, PRUNE, PAUSE, RESUME)},
 }

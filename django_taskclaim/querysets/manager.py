@@ -241,6 +241,10 @@ class ClaimQuerySet(FencedQuerySet[M]):
         age = conf.DURATION.check(older_than, "older_than")
         return operating.in_chunks(self, operating.Prune(age), limit, progress)
 
+    def delete_failed(self, *, limit: int | None = None, progress: Progressed | None = None) -> int:
+        """Delete failed rows of any age, as ``prune`` deletes complete ones, and return how many."""
+        return operating.in_chunks(self, operating.Delete(), limit, progress)
+
     # Holders that are people
 
     def holdings(self, who: str) -> list[M]:
@@ -293,6 +297,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
     arun_at = async_twin(run_at)
     afail_rows = async_twin(fail_rows)
     aprune = async_twin(prune)
+    adelete_failed = async_twin(delete_failed)
     aprogress = async_twin(progress)
     awhy_empty = async_twin(why_empty)
 

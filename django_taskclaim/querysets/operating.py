@@ -281,11 +281,7 @@ def hand_over(model: type[models.Model], to: str, lease: Lease) -> Write:
     return Write(sets=sets, signal=rows_handed_over, facts={"to": to})
 
 
-# Deleting rows that are done
-
-
-#: What the signal calls the act of ``prune``.
-PRUNED = "pruned"
+# Deleting rows
 
 
 def can_fast_delete(target: ClaimTarget) -> bool:
@@ -304,30 +300,24 @@ def delete_locked(target: ClaimTarget, keys: Sequence[Key], condition: Q) -> int
     return by_model.get(target.model._meta.label, 0)
 
 
-@dataclass(frozen=True)
-class Prune(BulkVerb):
-    """Deletes rows that have been complete for long."""
+class Delete(BulkVerb):
+    """Deletes rows that have failed."""
 
-    older_than: timedelta
+    #: What the signal calls it.
+    act = "deleted"
 
     def condition(self, target: ClaimTarget) -> Q:
-        """Return complete rows that are old enough; without a ``completed_at`` nobody knows how old a row is.
-
-        Of ranges the last one stays: what is planned next begins where it ends, or all over again.
-        """
-        columns = target.columns
-        if columns.completed_at is None:
-            raise TypeError(
-                f"{target.model.__name__} has no completed_at, so nobody knows how long its rows have been complete;"
-                " add CompletedAtMixin."
-            )
-        ended = {f"{columns.completed_at.name}__lt": DatabaseLater(-self.older_than)}
-        found = scope.in_state(columns, Status.COMPLETE) & Q(**ended)
+        """Of ranges the last one stays: what is planned next begins where it ends, or all over again."""
+        found = self.over(target)
         if not has_ranges(target.model):
             return found
         # Read first, since MySQL cannot delete by a subquery on the same table. Later ranges stand behind it.
         last = target.rows.aggregate(last=Max("position"))["last"]
         return found if last is None else found & Q(position__lt=last)
+
+    def over(self, target: ClaimTarget) -> Q:
+        """Return which rows nobody needs any more."""
+        return scope.in_state(target.columns, Status.FAILED)
 
     def write(self, target: ClaimTarget, rows: list[LockedRow], outcome: str) -> int:
         keys, condition = [row.key for row in rows], self.condition(target)
@@ -335,5 +325,24 @@ class Prune(BulkVerb):
         parts = [[key] for key in keys] if target.dialect.walks_small_tables else [keys]
         gone = sum(delete_locked(target, part, condition) for part in parts)
         if gone:
-            send_after_commit(rows_acted_on, target.model, target.alias, keys=keys, act=PRUNED)
+            send_after_commit(rows_acted_on, target.model, target.alias, keys=keys, act=self.act)
         return gone
+
+
+@dataclass(frozen=True)
+class Prune(Delete):
+    """Deletes rows that have been complete for long."""
+
+    older_than: timedelta
+    act = "pruned"
+
+    def over(self, target: ClaimTarget) -> Q:
+        """Return complete rows that are old enough; without a ``completed_at`` nobody knows how old a row is."""
+        columns = target.columns
+        if columns.completed_at is None:
+            raise TypeError(
+                f"{target.model.__name__} has no completed_at, so nobody knows how long its rows have been complete;"
+                " add CompletedAtMixin."
+            )
+        ended = {f"{columns.completed_at.name}__lt": DatabaseLater(-self.older_than)}
+        return scope.in_state(columns, Status.COMPLETE) & Q(**ended)

@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.switch import pause, pause_all
 from tests.admin.acts import ACTS, Act, clear, scene, world
 from tests.admin.room import (
+    OPERATE,
     VIEW,
     act_on,
     address,
@@ -51,6 +53,8 @@ GRANTED = {
     "nothing": (),
     "to look": VIEW,
     "to change photos": ("testapp.view_photo", "testapp.change_photo"),
+    "to operate": OPERATE,
+    "to delete": (*VIEW, "testapp.delete_photo"),
     "to operate on other models": (
         *VIEW,
         "taskclaim_control.operate",
@@ -79,7 +83,7 @@ def test_no_act_is_done_without_a_post_with_csrf_and_its_permissions(
         assert strict.post(where, confirmed).status_code == 403, act.name
         assert Client().post(where, act.sent(rows)).status_code in {302, 403}, act.name
         for allowed, client in denied.items():
-            if not (act.is_of_all and "operate" in allowed):
+            if not act.is_allowed(GRANTED[allowed]):
                 answer = client.post(where, confirmed)
                 assert answer.status_code == 403 or act.action, (act.name, allowed)
         assert (changed(before, rows), recorded()) == ({}, []), act.name
@@ -110,7 +114,7 @@ def test_pages_offer_no_act_to_somebody_who_may_not_do_it(rows: Any, allowed: st
     text = "".join(client.get(page).content.decode() for page in pages)
     assert ("taskclaim-menu" in text) == (VIEW[0] in GRANTED[allowed])
     for act in ACTS:
-        if not (act.is_of_all and "operate" in allowed):
+        if not act.is_allowed(GRANTED[allowed]):
             assert f'href="{act.where(rows)}' not in text or act.action, act.name
             assert not act.action or f'value="{act.action}"' not in text, act.name
 
@@ -209,6 +213,18 @@ def test_what_takes_too_long_goes_on_when_pressed_again(
         assert said(answer).endswith("The time was up; press again for the rest.") == is_left
     assert {facts(row).iteration for row in rows} == {before + 1}
     assert [act[2] for act in recorded()] == [2, 2, 1]
+
+
+def test_a_chunk_that_would_not_end_in_time_is_not_begun(
+    boss: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.TASKCLAIM = {"CHUNK_SIZE": 1}
+    monkeypatch.setattr(actions, "SECONDS", 20.0)
+    # Each chunk takes 8 s.
+    monkeypatch.setattr(actions, "clock", count(step=8).__next__)
+    failed(4)
+    assert said(button(boss)).endswith("press again for the rest.")
+    assert Photo.objects.open().count() == 1
 
 
 @pytest.mark.promise(3)

@@ -270,7 +270,8 @@ def test_what_is_counted_leads_to_the_rows(boss: Client) -> None:
     failed(3, ValueError("no width"))
     page = boss.get(photos()).content.decode()
     links = re.findall(r'<a href="([^"]+\?claim_(?:state=failed|error=[^"]+))"', page)
-    assert len(links) == 2
+    assert len(links) == 4, "of the bar, the list below it, the headline, the group"
+    assert len(boss.get(f"{address(Photo)}?status__in=open,processing").context["cl"].queryset) == 2
     for link in links:
         rows: Any = boss.get(link).context["cl"].result_list
         assert [row.status for row in rows] == ["failed"] * 3

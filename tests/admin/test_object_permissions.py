@@ -1,5 +1,6 @@
 """A ModelAdmin, a row, a queryset or another model can deny what the permissions grant."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -109,9 +110,16 @@ def test_no_action_changes_a_row_that_the_user_may_not_change(
     assert sum(one[2] for one in recorded()) == 0
 
 
-@pytest.mark.parametrize("by", ["retry", "action"])
-@pytest.mark.parametrize("method", ["has_change_permission", "has_operate_permission"])
-def test_a_failed_row_that_the_user_may_not_change_is_not_retried(
+@pytest.mark.parametrize(
+    ("by", "method"),
+    [
+        *product(
+            ("retry", "delete", "action"), ("has_change_permission", "has_operate_permission")
+        ),
+        ("delete", "has_delete_permission"),
+    ],
+)
+def test_a_failed_row_that_the_user_may_not_change_is_not_retried_or_deleted(
     boss: Client, monkeypatch: pytest.MonkeyPatch, by: str, method: str
 ) -> None:
     kept, *others = failed(3)
@@ -121,7 +129,8 @@ def test_a_failed_row_that_the_user_may_not_change_is_not_retried(
         sent = chosen("claim_reset", kept, select_across="1")
         run_action(somebody(*OPERATE), address(Photo), sent)
     else:
-        perform(somebody(*OPERATE), photos(by, group=group), {"first": "on"})
+        ada = somebody(*OPERATE, "testapp.delete_photo")
+        perform(ada, photos(by, group=group), {"first": "on"})
     assert list(Photo.objects.failed()) == [kept]
     assert recorded()[-1][2] == len(others)
 

@@ -1,4 +1,4 @@
-"""Deleting what has been complete for long: ``prune``."""
+"""Deleting what has been complete for long, ``prune``, and what has failed, ``delete_failed``."""
 
 from datetime import timedelta
 from typing import Any
@@ -31,6 +31,9 @@ def test_old_complete_rows_go_and_all_others_stay_as_they_are(model: Any) -> Non
     assert model.objects.exclude(note="kept").prune(older_than=MONTH) == 2
     assert [stored(row) for row in old] == [{}, {}]
     assert [stored(row) for row in others] == before
+    kept = [row for row in others if facts(row).status != "failed"]
+    assert model.objects.delete_failed() == len(others) - len(kept) == 1
+    assert all(map(stored, kept))
 
 
 def test_an_age_that_makes_no_sense_and_a_model_without_the_moment_are_refused() -> None:

@@ -189,8 +189,8 @@ VERBS: dict[str, Any] = {
     "fail_rows": {"error": "no"},
     "prune": {"older_than": 60},
 }
-VERBS |= {name: {} for name in ("why_empty", "take_back", "release_expired", "progress")}
-VERBS |= {name: {} for name in ("reset", "pause_rows", "resume_rows")}
+VERBS |= {name: {} for name in ("why_empty", "take_back", "release_expired", "delete_failed")}
+VERBS |= {name: {} for name in ("reset", "pause_rows", "resume_rows", "progress")}
 
 
 @pytest.mark.once

@@ -43,6 +43,8 @@ def test_pruned_ranges_are_not_planned_again() -> None:
     assert counters(IntRange) == {1}
     said = run("claimprune", "testapp.IntRange", "--older-than", "0.000001")
     assert "Deleted 1 row" in said
+    IntRange.objects.fail_rows("no", complete=True)
+    assert IntRange.objects.delete_failed() == 0
     assert IntRange.objects.plan(chunk_size=5) == 0
 
 

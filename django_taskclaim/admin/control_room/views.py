@@ -208,7 +208,7 @@ class ModelPage(OverviewPage):
         **OverviewPage.views,
         **dict.fromkeys(actions.WORKER_COMMANDS, ("command", "operate")),
         "settings": ("settings", "configure"),
-        "retry": ("retry", "operate"),
+        **{page: ("act_on_group", action.needs) for page, action in actions.GROUP_ACTIONS.items()},
         "known": ("mark_known", "operate"),
         "export": ("export", "view_control"),
     }
@@ -247,6 +247,7 @@ class ModelPage(OverviewPage):
         """Return what the overview shows of the model."""
         seen, hour = known.seen, [slot.rate for slot in known.hour]
         state, note = snapshot.state_of(seen), policy_for(self.model).completion.note
+        has_filters = isinstance(self.model_admin, ClaimActions)
         return {
             "page": self,
             "state": state,
@@ -256,6 +257,7 @@ class ModelPage(OverviewPage):
             "segments": snapshot.segments(seen.progress) if seen else [],
             # What becomes of rows that are done where they cannot be counted: pages then show what is left.
             "outcome": _(note) if note else "",
+            "list_url": self.admin_url("changelist") if has_filters else "",
             "silent": len(seen.workers) - len(seen.living) if seen else 0,
             "hour": hour,
             "top": max(hour, default=0.0),
@@ -277,19 +279,19 @@ class ModelPage(OverviewPage):
         known = snapshot.shared(request, place, read) if sees_all else read()
         seen = known.seen
         stored = seen.switch.overrides if seen and seen.switch else {}
-        meta, has_filters = self.model._meta, isinstance(self.model_admin, ClaimActions)
+        meta = self.model._meta
         return {
             **vars(known),
             **self.line(known),
             "overview_url": super().url(),
-            "list_url": self.admin_url("changelist") if has_filters else "",
             "may_operate": self.may("operate", request),
+            "may_delete": self.may("delete", request),
             "may_configure": self.may("configure", request),
             "has_control": is_on(self.alias),
             "ranges_of_time": [(name, snapshot.RANGES[name] == span) for name in snapshot.RANGES],
             "sees_all": sees_all,
             "me": holder_of(request.user),
-            "holder_column": claim_columns(self.model).claimed_by.name,
+            "columns": claim_columns(self.model),
             "workers": snapshot.worker_lines(known, sees_all=sees_all),
             "change_url": f"{self.site.name}:{meta.app_label}_{meta.model_name}_change",
             "settings_form": form or forms.SettingsForm(self.model, stored=stored),
@@ -354,9 +356,10 @@ class ModelPage(OverviewPage):
         )
         return self.attempt(request, do, _("Workers follow within a few seconds."))
 
-    def retry(self, request: HttpRequest, page: str) -> HttpResponseBase:
-        """Ask for confirmation, and then reset failed rows of the group: all, or the ten that failed last."""
+    def act_on_group(self, request: HttpRequest, page: str) -> HttpResponseBase:
+        """Ask for confirmation, and then reset or delete failed rows of the group: all, or the ten that failed last."""
         rows, wanted = self.rows(request), request.GET.get("group", "")
+        action = actions.GROUP_ACTIONS[page]
         read = partial(failures.sample, rows, as_utc(timezone.now()))
         failed = in_time(self.alias, read)
         group = next((one for one in failed.groups if one.id == wanted), None) if failed else None
@@ -372,29 +375,29 @@ class ModelPage(OverviewPage):
             return forms.RetryForm(data, initial={**initial, "latest": latest})
 
         def run(answer: Answer) -> HttpResponseBase:
-            found = (failure.key for failure in group.failures)
-            first = [[key for key in found if json.dumps(str(key)) in answer["latest"]]]
+            found, sent = (failure.key for failure in group.failures), answer.get("latest", "")
+            first = [[key for key in found if json.dumps(str(key)) in sent]]
             size = int(conf.setting("CHUNK_SIZE"))
+            only_first = answer.get("first")
             is_over = run_action(
                 request,
-                actions.RESET,
+                action,
                 rows,
                 model_admin=self.model_admin,
-                keys=first if answer["first"] else failures.keys_like(rows, group, size),
+                keys=first if only_first else failures.keys_like(rows, group, size),
                 reason=f"{group.name} – {answer['reason']}".removesuffix(" – "),
             )
             # If the time was up, the page asks again, for the rest.
             return self.back(request) if is_over else redirect(request.get_full_path())
 
-        sentence = _(
-            "Every failed row of %(name)s that failed like this is opened again, with all its tries."
-        )
+        deletes = action is actions.DELETE
         return self.ask(
             request,
-            title=_("Retry the failed rows of this group"),
-            sentence=sentence % {"name": self.name},
+            title=_("%(action)s the failed rows of this group") % {"action": action.label},
+            sentence=str(action.sentence),
+            warning=_("All failed rows of this group are deleted.") if deletes else "",
             facts=[f"{number(group.all)}{'+' if failed.capped else ''} × {group.kind}"],
-            form=form,
+            form=forms.ReasonForm if deletes else form,
             run=run,
         )
 
