@@ -62,8 +62,7 @@ def _stopped(seen: Overview) -> Reasons:
 def _expired(seen: Overview) -> Reasons:
     if not seen.expired:
         return
-    stored = seen.switch.lease if seen.switch is not None else None
-    renewal = (stored or policy_for(seen.model).lease) / RENEWALS_PER_LEASE
+    renewal = (seen.switch.lease or policy_for(seen.model).lease) / RENEWALS_PER_LEASE
     late = None if seen.expired_since is None else seen.now - seen.expired_since
     first = "" if late is None else f", the first {format_duration(late)} ago"
     text = f"The leases of {counted(seen.expired, 'row')} have ended{first}, and nobody has put them back"
@@ -136,7 +135,8 @@ def _limited(seen: Overview) -> Reasons:
 def _none_due(seen: Overview) -> Reasons:
     held = seen.progress.processing - seen.expired
     if held or seen.waiting:
-        why = WhyEmpty("", held, seen.next_free, seen.waiting, seen.next_due)
+        ends = [holder.next_expiry for holder in seen.holders if holder.next_expiry is not None]
+        why = WhyEmpty("", held, min(ends, default=None), seen.waiting, seen.next_due)
         yield checks.Warning(f"No row is due: {why}.")
     if seen.open_ended:
         yield checks.Warning(

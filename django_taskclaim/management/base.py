@@ -28,7 +28,7 @@ from django_taskclaim.control.actions import Action
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.doctor.setup import missing_tables
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.formatting import counted, first_line
+from django_taskclaim.formatting import counted, first_line, listed
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.switch import SwitchError, claimable_models, holds, places_of
@@ -283,11 +283,9 @@ def claimable_model(text: str) -> Model:
         claim_columns(model)
     except (LookupError, ValueError) as error:
         labels = [model._meta.label for model in claimable_models()]
-        nearest = [
-            f"; did you mean {one}?" for one in get_close_matches(text, labels, n=1, cutoff=0.4)
-        ]
-        missing = [". Is its app in INSTALLED_APPS? Write app_label.Model."]
-        raise ArgumentTypeError(f"there is no model {text!r}{(nearest or missing)[0]}") from error
+        nearest = listed(get_close_matches(text, labels, cutoff=0)) or "none"
+        known = f"the installed models most like it are {nearest}"
+        raise ArgumentTypeError(f"there is no model {text!r}; {known}") from error
     except TypeError as error:
         raise ArgumentTypeError(f"the model {text} cannot be claimed: {error}") from error
     return model

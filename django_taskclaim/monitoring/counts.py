@@ -6,7 +6,8 @@ from typing import Any
 
 from django.db import connections, models
 
-from django_taskclaim.monitoring.server import Estimate, server_for
+from django_taskclaim.monitoring.server import server_for
+from django_taskclaim.monitoring.server.base import Estimate
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.states import Status

@@ -68,8 +68,8 @@ class Overview:
     throttles: list[Throttle] = field(default_factory=list)
     #: What all who claim keep to together.
     limits: ModelLimits = field(default_factory=ModelLimits)
-    #: The model's own switch with its overrides; None where nothing was ever stored.
-    switch: Switch | None = None
+    #: The model's own switch with its overrides; an empty one where nothing was ever stored.
+    switch: Switch = field(default_factory=Switch)
     #: The worker processes that serve this model, the living first.
     workers: list[WorkerProcess] = field(default_factory=list)
     due: int = 0
@@ -109,11 +109,6 @@ class Overview:
         """Open rows that are not due yet; rows may be added between the two counts."""
         return max(0, self.progress.open - self.due)
 
-    @property
-    def next_free(self) -> datetime | None:
-        """When the first running lease ends unless it is renewed."""
-        return min((h.next_expiry for h in self.holders if h.next_expiry is not None), default=None)
-
 
 def overview(model: type[models.Model], alias: str, *, exact: bool = True) -> Overview:
     """Return what is going on with *model* on the database *alias*.
@@ -146,7 +141,7 @@ def overviews(
             is_finishing=running > 0 and _workers_hold(model, alias),
             throttles=_throttles(scope_of(model), known, stops, now),
             limits=stops.limits,
-            switch=switches.get(scope_of(model)),
+            switch=stops.own,
             workers=[worker for worker in known if worker.serves(model)],
             **_waiting(rows.open(), progress, now),
             **(_running(rows, claim_columns(model)) if holders else {}),

@@ -16,7 +16,7 @@ from django_taskclaim import conf
 
 if TYPE_CHECKING:
     # Loaded at the first question, for its module needs configured settings.
-    from django_taskclaim.monitoring.server import Server
+    from django_taskclaim.monitoring.server.base import Server
 
 Check: TypeAlias = Callable[[str], str | None]
 

@@ -275,7 +275,7 @@ def _held(seen: Overview, worker: WorkerProcess, holder: Holder) -> dict[str, An
     """Return how many rows of the model a process holds, and for how long: a silent one until others put them back."""
     left = holder.next_expiry - seen.now if holder.next_expiry else timedelta()
     if not worker.alive:
-        length = (seen.switch and seen.switch.lease) or policy_for(seen.model).lease
+        length = seen.switch.lease or policy_for(seen.model).lease
         left += conf.duration("REAPER_INTERVAL") + length / RENEWALS_PER_LEASE
     return {"held": holder.rows, "left": left, "is_over": left <= timedelta()}
 

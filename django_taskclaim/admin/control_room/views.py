@@ -278,7 +278,7 @@ class ModelPage(OverviewPage):
         place = self.model, self.alias, span
         known = snapshot.shared(request, place, read) if sees_all else read()
         seen = known.seen
-        stored = seen.switch.overrides if seen and seen.switch else {}
+        stored = seen.switch.overrides if seen else {}
         meta = self.model._meta
         return {
             **vars(known),

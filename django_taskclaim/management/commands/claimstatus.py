@@ -237,7 +237,7 @@ class Command(ClaimCommand):
             yield f"{counted(done, 'row')} done of about {planned:,}"
         if seen.limits:
             yield f"all together keep to: {seen.limits}"
-        if seen.switch is not None and seen.switch.overrides:
+        if seen.switch.overrides:
             who = seen.switch.set_by or "somebody"
             yield f"set by {who}: {overrides_text(seen.switch.overrides)}"
         if seen.due_since is not None:

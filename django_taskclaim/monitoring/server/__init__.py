@@ -12,12 +12,10 @@ from django_taskclaim import conf
 from django_taskclaim.db import dialect_for
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
-from django_taskclaim.monitoring.server.base import Estimate, Server
+from django_taskclaim.monitoring.server.base import Server
 from django_taskclaim.monitoring.server.mysql import MySQLServer
 from django_taskclaim.monitoring.server.postgresql import PostgreSQLServer
 from django_taskclaim.monitoring.server.sqlite import SQLiteServer
-
-__all__ = ["Estimate", "Server", "in_time", "server_for"]
 
 T = TypeVar("T")
 
