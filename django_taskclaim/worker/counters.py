@@ -10,7 +10,7 @@ written, ``ran`` of handlers, by row, and ``waited`` of the first row of each cl
 The counts of several processes add up.
 """
 
-import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -48,7 +48,8 @@ class Counters:
 
     def count_times(self, model: type[Model], name: str, seconds: Iterable[float]) -> None:
         """Note how long some things took."""
-        buckets = [f"{name} {bucket_of(one)}" for one in seconds]
+        found = Counter(bisect_left(ENDS, one) for one in seconds)
+        buckets = {f"{name} {bucket}": number for bucket, number in found.items()}
         with self._lock:
             self._by_model[model].update(buckets)
 
@@ -64,15 +65,13 @@ class Counters:
             return taken
 
 
-def bucket_of(seconds: float) -> int:
-    """Return the number of the bucket that so many seconds fall into."""
-    octaves = math.log2(max(seconds, SHORTEST) / SHORTEST)
-    return min(LAST, math.ceil(STEPS_PER_OCTAVE * octaves))
-
-
 def longest_in(bucket: int) -> float:
     """Return where a bucket ends, in seconds."""
     return float(SHORTEST * 2 ** (bucket / STEPS_PER_OCTAVE))
+
+
+#: Where all buckets but the last one end.
+ENDS = [longest_in(bucket) for bucket in range(LAST)]
 
 
 def quantile(counts: Mapping[int, int], share: float) -> float | None:
