@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Base = admin.ModelAdmin[Any]
 else:
     # Django's class takes no parameter while the program runs.
-    Base = object
+    Base = admin.ModelAdmin
 
 
 def may(

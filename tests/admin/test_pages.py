@@ -10,7 +10,7 @@ from django.db import connection
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_taskclaim.admin import filters
+from django_taskclaim.admin import mixin
 from django_taskclaim.admin.display import STATES
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.switch import pause
@@ -189,7 +189,7 @@ def test_a_filter_shows_the_rows_that_it_names(
 def test_a_count_of_the_first_rows_says_so_and_a_list_that_is_searched_shows_none(
     boss: Client, in_states: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filters, "LOOKED_THROUGH", 1)
+    monkeypatch.setattr(mixin, "LOOKED_THROUGH", 1)
     in_states(Photo)
     for query, words in (
         ("", "failed 1 paused 1 Failed with LookupError 1+ "),
@@ -212,7 +212,7 @@ def test_a_large_table_is_never_counted_to_its_end(
     boss: Client, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
     """Then its size is nowhere shown as exact."""
-    monkeypatch.setattr(filters, "MOST_COUNTED", 15)
+    monkeypatch.setattr(mixin, "MOST_COUNTED", 15)
     make(Photo, 20)
     with CaptureQueriesContext(connection) as sent:
         page = boss.get(f"{address(Photo)}?{query}")

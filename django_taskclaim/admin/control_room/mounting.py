@@ -9,25 +9,19 @@ AdminSite show it. Importing ``django_taskclaim.admin`` registers it on Django's
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.contrib import admin
-from django.contrib.admin import AdminSite, ModelAdmin
+from django.contrib.admin import AdminSite
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path
 
 from django_taskclaim.admin.control_room.views import ModelPage, OverviewPage
+from django_taskclaim.admin.permissions import Base
 from django_taskclaim.columns import has_claim_columns
 from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.models import Control
-
-if TYPE_CHECKING:
-    Base = ModelAdmin[Any]
-else:
-    # Django's class takes no parameter while the program runs.
-    Base = ModelAdmin
 
 
 class ControlAdmin(Base):

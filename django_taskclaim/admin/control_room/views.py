@@ -54,7 +54,8 @@ class OverviewPage:
 
     model: type[models.Model] | None = None
     model_admin: Any = None
-    templates = ("overview.html", "overview_live.html")
+    #: The template of what its script refreshes.
+    part = "overview.html"
     #: By the last part of an address, the method that answers, and what the user must be permitted to do.
     views = {
         "": ("show", ""),
@@ -118,15 +119,15 @@ class OverviewPage:
             "title": self.title,
             "here": self.url(),
             "query": request.GET.urlencode(),
+            "part": f"{TEMPLATES}/{self.part}",
             **facts,
         }
-        page_name, part_name = (f"{TEMPLATES}/{name}" for name in self.templates)
         if not page:
             context = self.site.each_context(request) | context
-            return TemplateResponse(request, page_name, context)
+            return TemplateResponse(request, f"{TEMPLATES}/base.html", context)
         # What differs in each answer goes by headers, so that the rest may be the same as before.
         context["csrf_token"] = "in a header"
-        draw = partial(render, template_name=part_name, context=context)
+        draw = partial(render, template_name=context["part"], context=context)
         response: HttpResponseBase = conditional_page(draw)(request)
         response["Taskclaim-As-Of"] = quote(moment(facts["as_of"]))
         response["Taskclaim-Token"] = get_token(request)
@@ -203,7 +204,7 @@ class ModelPage(OverviewPage):
     """The page of one claimable model on one AdminSite, with its ModelAdmin where it has one."""
 
     model: type[models.Model]
-    templates = ("page.html", "live.html")
+    part = "page.html"
     views = {
         **OverviewPage.views,
         **dict.fromkeys(actions.WORKER_COMMANDS, ("command", "operate")),
