@@ -32,13 +32,11 @@ def count_rows(model: type[models.Model], alias: str, *, exact: bool = False) ->
     database without statistics, where keys are no whole numbers or mostly gaps.
     """
     target = ClaimTarget.of(model, alias)
-    estimate = None
     if not exact and target.columns.owned_by(model):
-        server = server_for(connections[alias])
-        estimate = _probed(target) or server.estimate(target.table)
-    if estimate is None or estimate.rows <= SMALL:
-        return ClaimQuerySet[Any](model, using=alias).progress()
-    return _filled_up(_counted(target), estimate)
+        estimate = _probed(target) or server_for(connections[alias]).estimate(target.table)
+        if estimate.rows > SMALL:
+            return _filled_up(_counted(target), estimate)
+    return ClaimQuerySet[Any](model, using=alias).progress()
 
 
 def _counted(target: ClaimTarget) -> dict[str, int]:

@@ -6,7 +6,7 @@ Everything here is read without locks, by the database's own clock, and may be a
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections, models
 from django.db.models import Count, Min, Q
@@ -29,8 +29,7 @@ ALIVE_WITHIN = timedelta(seconds=20)
 EVERYONE = "everyone"
 
 
-@dataclass(frozen=True, slots=True)
-class Throttle:
+class Throttle(NamedTuple):
     """An automatic stop of one model's claims, by one process or by everyone, until a moment in UTC."""
 
     process: str
@@ -39,8 +38,7 @@ class Throttle:
     until: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """Who holds running rows; the batches of one worker process are taken together."""
 
     name: str
@@ -128,31 +126,25 @@ def overviews(
     known = workers(alias, now)
     for model in of:
         rows: Any = ClaimQuerySet(model, using=alias)
-        progress = count_rows(model, alias, exact=exact)
+        columns, progress = claim_columns(model), count_rows(model, alias, exact=exact)
         stops = stops_among(switches, model, now)
         pause = next(iter(stops.pauses), None)
-        running = progress.processing if pause else 0
+        by_worker = {f"{columns.claimed_by.name}__contains": WORKER_MARK}
         yield Overview(
             model=model,
             alias=alias,
             now=now,
             progress=progress,
             pause=pause,
-            is_finishing=running > 0 and _workers_hold(model, alias),
+            is_finishing=bool(pause and progress.processing)
+            and rows.filter(is_running(columns), **by_worker).exists(),
             throttles=_throttles(scope_of(model), known, stops, now),
             limits=stops.limits,
             switch=stops.own,
             workers=[worker for worker in known if worker.serves(model)],
             **_waiting(rows.open(), progress, now),
-            **(_running(rows, claim_columns(model)) if holders else {}),
+            **(_running(rows, columns) if holders else {}),
         )
-
-
-def _workers_hold(model: type[models.Model], alias: str) -> bool:
-    """Say whether any running row is held by a worker, and not by a person."""
-    columns, rows = claim_columns(model), ClaimQuerySet[Any](model, using=alias)
-    mark = {f"{columns.claimed_by.name}__contains": WORKER_MARK}
-    return rows.filter(is_running(columns), **mark).exists()
 
 
 def _throttles(

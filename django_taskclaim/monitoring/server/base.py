@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from django.core.checks import CheckMessage
 from django.db import NotSupportedError, OperationalError, transaction
@@ -15,8 +14,7 @@ from django_taskclaim.db.sql import SQL, Table, real_name, sql
 from django_taskclaim.states import Status
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """About how many rows a table has, without reading it."""
 
     rows: float
@@ -46,8 +44,8 @@ class Server:
 
     # One table
 
-    def estimate(self, table: Table) -> Estimate | None:
-        """Return about how many rows are in each state, as the optimiser reckons; None where it keeps no statistics."""
+    def estimate(self, table: Table) -> Estimate:
+        """Return about how many rows are in each state, as the optimiser reckons; none where it keeps no statistics."""
         by_state = {
             state.value: self.expected_rows(table, sql(" WHERE {}", table.in_state(state)))
             for state in Status
@@ -55,8 +53,8 @@ class Server:
         return Estimate(self.expected_rows(table, SQL("")), by_state)
 
     def expected_rows(self, table: Table, where: SQL) -> float:
-        """Return how many rows the optimiser expects to find."""
-        raise NotImplementedError
+        """Return how many rows the optimiser expects to find; 0 where it keeps no statistics."""
+        return 0.0
 
     def indexes(self, table: Table) -> list[list[tuple[str, str]]]:
         """Return the columns of each index, each with ``ASC`` or ``DESC``."""

@@ -1,7 +1,7 @@
 """MySQL and MariaDB: statistics, and settings that break a promise."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -132,11 +132,9 @@ ORDER BY trx_started LIMIT 1
 
     # How long questions may take
 
-    @contextmanager
-    def limiting_statements(self, limit: timedelta) -> Iterator[None]:
+    def limiting_statements(self, limit: timedelta) -> AbstractContextManager[None]:
         # MySQL counts milliseconds and minds SELECTs alone, MariaDB counts seconds; both keep it for the session.
-        name = "max_statement_time" if self._is_mariadb else "max_execution_time"
-        unit = timedelta(seconds=1) if self._is_mariadb else timedelta(milliseconds=1)
-        most = limit / unit if self._is_mariadb else max(1, int(limit / unit))
-        with changed_setting(self.dialect, name, most):
-            yield
+        seconds = limit.total_seconds()
+        if self._is_mariadb:
+            return changed_setting(self.dialect, "max_statement_time", seconds)
+        return changed_setting(self.dialect, "max_execution_time", max(1, int(seconds * 1000)))

@@ -8,7 +8,6 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 
-from django_taskclaim.db.sql import Table
 from django_taskclaim.findings import message
 from django_taskclaim.monitoring.server.base import Server, option_hint
 
@@ -45,6 +44,3 @@ class SQLiteServer(Server):
     def writing_nothing(self) -> Iterator[None]:
         # A transaction of its own may begin IMMEDIATE, and would keep writers waiting.
         yield
-
-    def estimate(self, table: Table) -> None:
-        return None
