@@ -37,7 +37,8 @@ def may(
 ) -> bool:
     """Say whether the user may do *what*, one of NEEDS, to claims of *model* or of *obj*; with None, to all models'.
 
-    Or whether the user may "delete" rows of the model: who may, may ``operate`` and has the permission of the model.
+    Or whether the user may "delete" rows of the model: who may, may ``operate`` and has the permission of the model,
+    and of all models of the site whose rows go with them, as Django's own page for deleting asks.
 
     With *model_admin* that one is asked about the model, so that its own rules count. One with ``ClaimAdminMixin`` has
     the last word about ``operate``.
@@ -48,9 +49,23 @@ def may(
     if model is not None:
         model_admin = model_admin or admin.ModelAdmin(model, admin.site)
     if what == "delete" and model_admin is not None:
-        operates = may(request, "operate", model, model_admin=model_admin, obj=obj)
-        return operates and model_admin.has_delete_permission(request, obj)
+        admins, beside = model_admin.admin_site._registry, deleted_with(model_admin.model, set())
+        return (
+            may(request, "operate", model, model_admin=model_admin, obj=obj)
+            and model_admin.has_delete_permission(request, obj)
+            and all(admins[one].has_delete_permission(request) for one in beside if one in admins)
+        )
     return _granted(request, what, model_admin, obj)
+
+
+def deleted_with(model: type[models.Model], found: set[Any]) -> set[Any]:
+    """Add to *found* the models whose rows refer to rows of *model* and are deleted with them, and return it."""
+    for relation in model._meta.related_objects:
+        other = relation.related_model
+        if relation.on_delete is models.CASCADE and other not in found:
+            found.add(other)
+            deleted_with(other, found)
+    return found
 
 
 def _granted(request: HttpRequest, what: str, model_admin: Admin, obj: object) -> bool:

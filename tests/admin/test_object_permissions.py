@@ -34,7 +34,7 @@ from tests.admin.room import (
 )
 from tests.factories import make
 from tests.querysets.support import facts, stored
-from tests.testapp.models import HiddenRows, Photo, UuidKey
+from tests.testapp.models import HiddenRows, Parent, Photo, UuidKey
 from tests.urls import urlpatterns as project
 
 pytestmark = [
@@ -133,6 +133,17 @@ def test_a_failed_row_that_the_user_may_not_change_is_not_retried_or_deleted(
         perform(ada, photos(by, group=group), {"first": "on"})
     assert list(Photo.objects.failed()) == [kept]
     assert recorded()[-1][2] == len(others)
+
+
+def test_deleting_asks_for_every_model_whose_rows_go_too() -> None:
+    """A child row goes with the row of its parent."""
+    failed(1, model=Parent)
+    granted = (*OPERATE, "testapp.view_parent", "testapp.change_parent", "testapp.delete_parent")
+    some, every = somebody(*granted), somebody(*granted, "testapp.delete_child")
+    group = group_of(every, overview("testapp.parent"))
+    where = f"{overview('testapp.parent', 'delete')}?group={group}"
+    assert some.get(where).status_code == 403
+    assert every.get(where).status_code == 200
 
 
 def test_a_model_admin_that_lets_nobody_operate_is_obeyed(
