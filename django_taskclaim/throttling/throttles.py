@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -27,7 +28,6 @@ from django_taskclaim.contention import contention_retried
 from django_taskclaim.error_text import redact
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.tables import scope_of
-from django_taskclaim.throttling.breaker import CircuitBreaker, ThrottleState
 from django_taskclaim.throttling.health import Check, loaded
 
 logger = logging.getLogger("django_taskclaim.throttling")
@@ -38,6 +38,8 @@ QUESTIONS_MISSED, SHORTEST_STOP = 3, 5.0
 HANGING = 5.0
 #: Seconds between two warnings about one check that does not work.
 WARN_EVERY = 60.0
+#: The longest rest of a circuit breaker, in rests.
+LONGEST_REST = 10
 
 #: The model that the current thread or coroutine works for.
 _working_on: ContextVar[type[Model] | None] = ContextVar("taskclaim_working_on", default=None)
@@ -55,6 +57,14 @@ def working_on(model: type[Model]) -> Iterator[None]:
 
 #: Which model is stopped, and by what.
 ThrottleKey: TypeAlias = tuple[type[Model], str]
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleState:
+    """Why claims of one model wait, and until when by ``clock()``; the cause may end it before."""
+
+    reason: str
+    until: float
 
 
 class HealthCheck:
@@ -114,6 +124,65 @@ class HealthCheck:
                 *(self.name, why),
                 extra={"event": "check_broken", "check": self.name},
             )
+
+
+class CircuitBreaker:
+    """When most tries of a model fail, it stops trying for a while, and then tries with one row.
+
+    Closed it counts, open it rests, half open it lets one row through. If that is done, it closes again; if it fails,
+    the next rest is longer. The name and the three states are those of Michael Nygard's "Release It!".
+
+    There is one for each model of a process; any thread may call any method. It trips when the share
+    ``TASKCLAIM["BREAKER"]`` of at least ``BREAKER_OUTCOMES`` tries in the window failed.
+    """
+
+    name = "circuit breaker"
+
+    def __init__(self, model: type[Model]) -> None:
+        self.models = [model]
+        self._rate, self._outcomes = conf.setting("BREAKER"), conf.setting("BREAKER_OUTCOMES")
+        self._within = conf.duration("BREAKER_WITHIN").total_seconds()
+        self._rest = conf.duration("BREAKER_REST").total_seconds()
+        self._lock = threading.Lock()
+        self._trips = 0
+        #: Why nothing may be claimed, or was until the rest was over; None while the breaker is closed.
+        self.state: ThrottleState | None = None
+        self._begin_to_count()
+
+    def heard(self, *, good: int = 0, bad: int = 0) -> None:
+        """Count outcomes. While it rests they are late ones of before, and are ignored."""
+        with self._lock:
+            if self.rests():
+                return
+            if self.state is not None and not good:
+                if bad:
+                    self._trip("a try after a rest failed again")
+                return
+            if self.state is not None:
+                self.state = None
+                self._begin_to_count()
+            if clock() - self._counts_since > self._within:
+                self._begin_to_count()
+                self._trips = 0
+            self._good += good
+            self._bad += bad
+            total = self._good + self._bad
+            if bad and total >= self._outcomes and self._bad / total >= self._rate:
+                self._trip(f"{self._bad} of the last {total} tries failed")
+
+    def rests(self) -> bool:
+        """Say whether nothing may be claimed now; what has not started is to go back, because it would only fail."""
+        return self.state is not None and clock() < self.state.until
+
+    def _begin_to_count(self) -> None:
+        self._good, self._bad, self._counts_since = 0, 0, clock()
+
+    def _trip(self, reason: str) -> None:
+        """Rest, twice as long as the last time if that was not long ago."""
+        rests = min(2**self._trips, LONGEST_REST)
+        self.state = ThrottleState(reason, clock() + self._rest * rests)
+        self._trips += 1
+        self._begin_to_count()
 
 
 class Throttles:

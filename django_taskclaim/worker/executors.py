@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from django_taskclaim import connecting
 from django_taskclaim.claim import Ended
 from django_taskclaim.exceptions import Permanent
-from django_taskclaim.throttling.breaker import CircuitBreaker
+from django_taskclaim.throttling.throttles import CircuitBreaker
 from django_taskclaim.worker.batch import Done, Failed, WorkItem
 from django_taskclaim.worker.records import broken, logger, named
 from django_taskclaim.worker.running import Running

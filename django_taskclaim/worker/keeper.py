@@ -5,9 +5,7 @@ the others their leases.
 """
 
 import random
-import sys
 import time
-import traceback
 from datetime import timedelta
 
 from django.db.models import Model
@@ -25,6 +23,7 @@ from django_taskclaim.worker.batch import NOT_STARTED, Failed, HeldRow, PutBack
 from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.records import logger, lost, named
+from django_taskclaim.worker.threads import stack_of
 
 #: Seconds until a renewal that failed, or passed over locked rows, is tried again; sooner for short leases.
 RENEW_AGAIN = 1.0
@@ -179,9 +178,3 @@ def _overrun(handler: Handler, *, alone: bool) -> Failed | PutBack:
 def outlived(handler: Handler) -> str:
     """Return what is said of a row whose handler ran too long."""
     return f"The handler ran longer than its timeout of {format_duration(handler.timeout or timedelta())}."
-
-
-def stack_of(thread: int | None) -> str:
-    """Return where a thread is at this moment."""
-    frame = sys._current_frames().get(thread or 0)
-    return "".join(traceback.format_stack(frame)) if frame else "its thread is gone"

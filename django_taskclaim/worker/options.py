@@ -35,6 +35,12 @@ class ExitCode(IntEnum):
     RECYCLE = 75
 
 
+#: How many seconds running rows may go on after a second signal, instead of the grace period.
+NOW = 0.5
+#: How many seconds a process may need after that or the grace period, before it is ended by force.
+AFTER_GRACE = 4.0
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """The options of one ``claimworker``; a field left None follows the handler or the settings."""

@@ -19,9 +19,8 @@ from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.handlers import Handler
 from django_taskclaim.leases import forget
 from django_taskclaim.limits import NO_REASON, stops_of
-from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets.isolating import refusals
-from django_taskclaim.tables import SILENCE_KEPT
+from django_taskclaim.tables import SILENCE_KEPT, WorkerProcess
 from django_taskclaim.throttling.throttles import Throttles
 from django_taskclaim.worker import more_duties
 from django_taskclaim.worker.calls import Calls
@@ -136,9 +135,7 @@ class Service(WorkerThread):
 
         # The leases of this process depend on this thread going on.
         error = self.attempt(what, do)
-        if isinstance(error, connecting.TROUBLE) and not (
-            connecting.is_contention(error) or connecting.is_refusal(error)
-        ):
+        if error and not (connecting.is_contention(error) or connecting.is_refusal(error)):
             self.keeper.away_at = clock()
             for feed in self.feeds:
                 feed.reaper.start_over()

@@ -70,7 +70,6 @@ class SignalPipe:
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._before: dict[int, Any] = {one: signal.signal(one, _noted) for one in STOP_SIGNALS}
@@ -93,9 +92,10 @@ class SignalPipe:
     def fileno(self) -> int:
         return self._reader.fileno()
 
-    def count_stops(self) -> int:
-        """Read what has come, and return how many signals of it ask to stop."""
-        with contextlib.suppress(BlockingIOError):
+    def count_stops(self, seconds: float = 0.0) -> int:
+        """Wait for signals so long, and return how many ask to stop."""
+        self._reader.settimeout(seconds)
+        with contextlib.suppress(BlockingIOError, TimeoutError):
             return sum(number in STOP_SIGNALS for number in self._reader.recv(4096))
         return 0
 

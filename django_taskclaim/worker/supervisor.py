@@ -12,19 +12,14 @@ from multiprocessing.context import SpawnProcess
 
 from django_taskclaim.claim import clock
 from django_taskclaim.worker.batch import shared_memory
-from django_taskclaim.worker.options import ExitCode, WorkerOptions
+from django_taskclaim.worker.options import AFTER_GRACE, NOW, ExitCode, WorkerOptions
 from django_taskclaim.worker.records import logger, touch
 from django_taskclaim.worker.stop_signals import STOP_SIGNALS, SignalPipe, run_spawned
 
 #: So many deaths in a row, each before the child was ready, end the attempts to start it.
 HOPELESS = 5
-LONGEST_PAUSE = 30.0
 #: The pause after the machine had no free process, memory or file for a child.
 NO_ROOM = 5.0
-#: Seconds between a second signal and the end of the children by force.
-NOW_LIMIT = 4.0
-#: Seconds that a child may need beyond the grace period of its running rows.
-AFTER_GRACE = 4.0
 #: Seconds between two looks at what is due. A signal, a message and the end of a child are noticed at once.
 LOOK_EVERY = 0.25
 #: A child is well while its last sign of life is younger than so many seconds.
@@ -83,11 +78,11 @@ class Child:
             # It has ended; its exit code says how.
             self.link = None
 
-    def send(self, order: bytes) -> None:
-        """Send the process an order; one that has just ended does not read it."""
+    def stop(self, grace: float) -> None:
+        """Tell the process how many seconds running rows may go on; one that has just ended does not read it."""
         with contextlib.suppress(OSError):
             if self.link is not None:
-                self.link.send_bytes(order)
+                self.link.send(grace)
 
     def bury(self) -> int | None:
         """Return the exit code of a process that has ended since the last time, else None."""
@@ -105,7 +100,7 @@ class Supervisor:
     def __init__(self, options: WorkerOptions) -> None:
         self.options = options
         self.children = [Child(options.named(number)) for number in range(1, options.processes + 1)]
-        self._signals = 0
+        #: By ``clock()``, when children are ended by force; infinity until a signal says stop.
         self._kill_at = math.inf
 
     def run(self) -> int:
@@ -157,12 +152,11 @@ class Supervisor:
     # Ending
 
     def _stop(self) -> None:
-        self._signals += 1
-        is_first = self._signals == 1
-        limit = self.options.grace.total_seconds() + AFTER_GRACE if is_first else NOW_LIMIT
-        self._kill_at = min(self._kill_at, clock() + limit)
+        is_first = self._kill_at == math.inf
+        grace = self.options.grace.total_seconds() if is_first else NOW
+        self._kill_at = min(self._kill_at, clock() + grace + AFTER_GRACE)
         for child in self.children:
-            child.send(b"stop" if is_first else b"now")
+            child.stop(grace)
             if child.process is None and child.code != ExitCode.CUT_SHORT:
                 # Also where one has left work before.
                 child.code = ExitCode.ENDED
@@ -170,7 +164,7 @@ class Supervisor:
     def _judge(self, child: Child, code: int) -> None:
         """Say what comes after a process that has ended with this code."""
         exits_cleanly = b"exiting" in child.sent
-        if self._signals:
+        if self._kill_at < math.inf:
             is_asked = exits_cleanly and code != ExitCode.CUT_SHORT
             child.code = ExitCode.ENDED if is_asked else ExitCode.CUT_SHORT
         elif exits_cleanly and code != ExitCode.RECYCLE:
@@ -186,7 +180,7 @@ class Supervisor:
             logger.error("%s died %d times before it was ready; giving up", name, HOPELESS)
             child.code = ExitCode.CUT_SHORT
             return
-        pause = min(LONGEST_PAUSE, 0.5 * 2**child.failed_starts) if child.failed_starts else 0.1
+        pause = 0.5 * 2**child.failed_starts if child.failed_starts else 0.1
         child.start_at = clock() + pause
         logger.error("%s %s; a new one starts in %.1f s", name, _how(code), pause)
 

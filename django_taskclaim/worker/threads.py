@@ -59,6 +59,12 @@ class WorkerThread(threading.Thread):
         return self.looks > HUNG_AFTER
 
 
+def stack_of(thread: int | None) -> str:
+    """Return where a thread is at this moment."""
+    frame = sys._current_frames().get(thread or 0)
+    return "".join(traceback.format_stack(frame)) if frame else "its thread is gone"
+
+
 def _waits_for_database(thread: int | None) -> bool:
     """Say whether a thread is in a module of DRIVERS, or in one of SOCKETS that was called there."""
     frame = sys._current_frames().get(thread or 0)

@@ -218,7 +218,7 @@ FAULTS = {
     11: [
         fault(
             "A worker that was told to stop goes on claiming.",
-            (PROCESS, "_stop_by = end\n        self.claimer.leave()", "_stop_by = end"),
+            (PROCESS, "+ grace)\n        self.claimer.leave()", "+ grace)"),
         ),
         fault(
             "Rows that are given back unstarted are charged a try.",

@@ -78,4 +78,4 @@ def test_no_sign_is_given_while_a_handler_that_has_overrun_is_replaced() -> None
     process = Process(WorkerOptions(("testapp.Job",), "w", "default"))
     process.service.keeper.has_overrun = True
     process.stop(grace=1.0)
-    assert not process.is_well()
+    assert "a handler has overrun" in process.faults()
