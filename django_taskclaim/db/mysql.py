@@ -14,19 +14,25 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_taskclaim import conf
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import KeyColumns
-from django_taskclaim.db import base
+from django_taskclaim.db.base import NAMED_LEASES, Dialect
 from django_taskclaim.db.sql import (
+    ALL,
+    CANDIDATES,
     SKIP,
     SQL,
     VALUES,
     Change,
+    ClaimedRow,
+    ClaimStatement,
     Key,
     Keys,
     KeyTable,
     Raw,
     Rows,
-    both,
+    Values,
+    bind,
     real_name,
+    rows_by_role,
     sql,
     value,
 )
@@ -43,7 +49,7 @@ KEY_INDEXES = "_taskclaim_key_indexes"
 NO_SUCH_THREAD = 1094
 
 
-class MySQL(base.Dialect):
+class MySQL(Dialect):
     """A SELECT that sorts locks every row it sorts, so nothing here locks rows that it puts in order.
 
     All row locks are taken through the primary key: claims that lock index entry then row, beside completions that
@@ -145,7 +151,7 @@ class MySQL(base.Dialect):
             f"The table {name} has no index on {', '.join(map(str, key))}, so all rows are locked to find one."
         )
 
-    def claim(self, statement: base.ClaimStatement, values: base.Values) -> list[base.ClaimedRow]:
+    def claim(self, statement: ClaimStatement, values: Values) -> list[ClaimedRow]:
         table, fields = statement.table, statement.fields
         # An UPDATE with a LIMIT can neither join nor look at its own table.
         marks_first = statement.simple and conf.setting("CLAIM_STRATEGY") == "update_limit"
@@ -153,20 +159,20 @@ class MySQL(base.Dialect):
         keys = claim(statement, values)
         parts = self.chunks(keys, table)
         rows = [row for part in parts for row in self.select(table, fields, table.keyed(part))]
-        return base.rows_by_role(fields, table, rows)
+        return rows_by_role(fields, table, rows)
 
-    def _lock_and_claim(self, statement: base.ClaimStatement, values: base.Values) -> list[Key]:
+    def _lock_and_claim(self, statement: ClaimStatement, values: Values) -> list[Key]:
         """Lock the first rows that nobody else has, claim them, and return their keys."""
         table = statement.table
         candidates, condition = (
-            base.bind(statement.candidates, values),
-            base.bind(statement.condition, values),
+            bind(statement.candidates, values),
+            bind(statement.condition, values),
         )
         keys = self._lock_chosen(table, candidates, condition, values["limit"])
         if not keys:
             return []
-        change = Change([base.bind(statement.assignments, values)])
-        written = self.write(table, keys, change, base.bind(statement.claimable, values))
+        change = Change([bind(statement.assignments, values)])
+        written = self.write(table, keys, change, bind(statement.claimable, values))
         if not written:
             # A pause was committed between the two statements.
             return []
@@ -199,16 +205,17 @@ class MySQL(base.Dialect):
         look = limit * self.LOOK_AHEAD
         while True:
             first = sql("{} LIMIT {}", candidates, str(look))
-            new = sql("NOT ({})", table.keyed([*locked])) if locked else None
+            new = sql("NOT ({})", table.keyed([*locked])) if locked else ALL
             # STRAIGHT_JOIN also keeps a subquery of the condition from coming before the candidates.
             statement = sql(
-                "SELECT STRAIGHT_JOIN {} FROM ({}) {} JOIN {} ON {} WHERE {} LIMIT {} {}{}",
+                "SELECT STRAIGHT_JOIN {} FROM ({}) {} JOIN {} ON {} WHERE {} AND {} LIMIT {} {}{}",
                 table.key_list,
                 first,
-                base.CANDIDATES,
+                CANDIDATES,
                 self.update_target(table),
-                table.same_key(base.CANDIDATES, table.key),
-                both(condition, new),
+                table.same_key(CANDIDATES, table.key),
+                condition,
+                new,
                 str(limit - len(locked)),
                 self.lock_clause,
                 SKIP,
@@ -219,7 +226,7 @@ class MySQL(base.Dialect):
                 return [*locked]
             look *= self.LOOK_AHEAD
 
-    def _update_limit(self, statement: base.ClaimStatement, values: base.Values) -> list[Key]:
+    def _update_limit(self, statement: ClaimStatement, values: Values) -> list[Key]:
         """Claim as servers without SKIP LOCKED can: mark the first rows in order, then find them by the mark."""
         table, columns, name = statement.table, statement.table.columns, values["holder"]
         # The mark belongs to this statement: by its name a holder would find the rows of its earlier claims, too.
@@ -231,22 +238,22 @@ class MySQL(base.Dialect):
             sql(
                 "UPDATE {} SET {} WHERE {} ORDER BY {} LIMIT {}",
                 table.name,
-                base.bind(statement.assignments, {**values, "holder": mark}),
-                base.bind(statement.condition, values),
+                bind(statement.assignments, {**values, "holder": mark}),
+                bind(statement.condition, values),
                 ", ".join(ranking),
                 value(values["limit"]),
             )
         )
         holder = columns.claimed_by
-        is_marked = sql("{} = {}", table.qualified(holder), value(mark))
-        marked = both(table.in_state(Status.PROCESSING), is_marked)
+        running = table.in_state(Status.PROCESSING)
+        marked = sql("{} AND {} = {}", running, table.qualified(holder), value(mark))
         keys = table.keys_of(self.select(table, columns.key, marked))
         if keys:
             self.write(table, keys, Change([table.assign(holder, value(name))]), marked)
         return keys
 
     def writing(
-        self, table: KeyTable, keys: Keys, change: Change | None, condition: SQL | None = None
+        self, table: KeyTable, keys: Keys, change: Change | None, condition: SQL = ALL
     ) -> SQL:
         """Join a list of keys and values with the table, whose rows are found by their keys.
 
@@ -262,11 +269,12 @@ class MySQL(base.Dialect):
             columns.append(f"{typed} AS v{n}")
         types = SQL(f"SELECT {', '.join(columns)} FROM {table.name} WHERE 1 = 0")
         listed = sql(
-            "({}) {} STRAIGHT_JOIN {} ON {}",
+            "({}) {} STRAIGHT_JOIN {} ON {} AND {}",
             SQL.join(" UNION ALL SELECT ", [types, *self.value_rows(table, keys, own)]),
             VALUES,
             self.update_target(table),
-            both(SQL(table.same_key(VALUES, names)), condition),
+            table.same_key(VALUES, names),
+            condition,
         )
         if change is not None:
             return sql("UPDATE {} SET {}", listed, change.assignments(table, joined=True))
@@ -281,7 +289,7 @@ class MySQL(base.Dialect):
             sql(
                 "INSERT INTO {} (name, claimed_at, iteration) VALUES ({}, {}, 0)"
                 " ON DUPLICATE KEY UPDATE claimed_at = VALUES(claimed_at)",
-                base.NAMED_LEASES,
+                NAMED_LEASES,
                 value(f"queue:{digest}"),
                 self.now,
             )
@@ -297,7 +305,7 @@ def is_mariadb(connection: BaseDatabaseWrapper) -> bool:
 
 
 @contextmanager
-def changed_setting(dialect: base.Dialect, name: str, to: float) -> Iterator[None]:
+def changed_setting(dialect: Dialect, name: str, to: float) -> Iterator[None]:
     """Change a setting of the session during the block, for none counts for a transaction alone."""
     ((before,),) = dialect.fetch(SQL(f"SELECT @@SESSION.{name}"))
     session = dialect.connection.connection

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
+from typing import Any
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-
-from django_taskclaim.db.sql import Raw
 
 
 class Session:
@@ -73,11 +72,11 @@ class Session:
         more): then a session that is idle outside a transaction may end as well.
         """
 
-    def session_mark(self) -> Raw | None:
+    def session_mark(self) -> tuple[Any, ...] | None:
         """Return what ``end_session`` finds this connection's new session by; None where nothing can end it."""
         return None
 
-    def end_session(self, mark: Raw) -> bool:
+    def end_session(self, mark: tuple[Any, ...]) -> bool:
         """End another of our sessions: its transaction is rolled back, its locks are freed. False if it is gone.
 
         Another session that has got its number meanwhile is left alone.

@@ -1,22 +1,29 @@
-"""SQL text for one table on one connection: names quoted, values bound, nothing decided.
+"""SQL text for one table on one connection, and the statements of a verb over rows that are found by their keys.
 
 Names are quoted as Django quotes them and every statement is sent with parameters, so a ``%`` in a name means what
-it means in Django's own statements.
+it means in Django's own statements. Nothing is decided here: a statement is sent, and the rows that it touched are
+reported.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import EmptyResultSet, FullResultSet
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.sql.compiler import SQLCompiler
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, unlinked
+from django_taskclaim.db.session import Session
 from django_taskclaim.fields import AnyField, MomentField, moment_reader
 from django_taskclaim.states import Status, Token
+
+T = TypeVar("T")
 
 Key = Any
 
@@ -46,6 +53,8 @@ PLAIN_INTEGERS = {
 #: The name of the VALUES that an UPDATE or a DELETE joins.
 VALUES = "taskclaim_values"
 
+CANDIDATES = "taskclaim_candidates"
+
 #: What a SELECT does about rows that another transaction has locked.
 WAIT, SKIP = " ", " SKIP LOCKED"
 
@@ -64,18 +73,15 @@ class SQL(NamedTuple):
         return cls(texts, tuple(chain.from_iterable([part.params for part in parts])))
 
 
+#: The condition that all rows match.
+ALL = SQL("1 = 1")
+
+
 def sql(template: str, *pieces: "SQL | str") -> SQL:
     """Fill the ``{}`` of *template* with *pieces*, keeping the bound values in the order of the text."""
     parts = [piece if isinstance(piece, SQL) else SQL(piece) for piece in pieces]
     params = tuple(chain.from_iterable([part.params for part in parts]))
     return SQL(template.format(*[part.text for part in parts]), params)
-
-
-def both(one: SQL, other: SQL | None) -> SQL:
-    """Return the condition that holds where both do; the *other* one may be missing."""
-    if other is None:
-        return one
-    return SQL(f"{one.text} AND {other.text}", (*one.params, *other.params))
 
 
 def value(bound: object) -> SQL:
@@ -164,9 +170,8 @@ class KeyTable:
         PostgreSQL's driver reads each moment by itself, in Python. As text those that are the same are read once.
         """
         as_text = "::text" if self.connection.vendor == "postgresql" else ""
-        return ", ".join(
-            self.qualified(one) + as_text * (type(one) is MomentField) for one in fields
-        )
+        named = [self.qualified(one) + as_text * (type(one) is MomentField) for one in fields]
+        return ", ".join(named)
 
     def keyed(self, keys: Keys) -> SQL:
         """Match the rows with these keys."""
@@ -220,7 +225,7 @@ class KeyTable:
         # Django's own expression costs more, and is needed where a field writes more than the value.
         if hasattr(field, "get_placeholder_sql") or hasattr(field, "get_placeholder"):
             return [self._expression(field, one) for one in given]
-        return [value(field.get_db_prep_save(one, self.connection)) for one in given]
+        return [SQL("%s", (field.get_db_prep_save(one, self.connection),)) for one in given]
 
     def _expression(self, field: AnyField, given: object) -> SQL:
         compiler = models.sql.Query(self.columns.owner).get_compiler(connection=self.connection)
@@ -238,8 +243,8 @@ class KeyTable:
         except EmptyResultSet:
             return None
         except FullResultSet:
-            return SQL("1 = 1")
-        return SQL(text or "1 = 1", tuple(params))
+            return ALL
+        return SQL(text, tuple(params)) if text else ALL
 
     def python_rows(self, fields: Fields, raw: Iterable[Raw]) -> list[Row]:
         """Turn what the driver returned for *fields* into what Django would show."""
@@ -309,3 +314,312 @@ class Table(KeyTable):
             f"{self.status} = '{Status.PROCESSING.value}' AND {self.holder} = %s AND {self.iteration} = %s",
             (token.holder, token.iteration),
         )
+
+
+# Claims: the text, made once, and the rows that it returns, by role
+
+
+class Bound(models.Expression):
+    """The place in a cached statement of a value that differs from claim to claim."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(output_field=models.Field())
+        self.name = name
+
+    def as_sql(  # type: ignore[override]  # older versions of Django want a list
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper
+    ) -> tuple[str, list[Any]]:
+        return "%s", [self]
+
+
+class ClaimedRow(NamedTuple):
+    """One row that a claim returned, by role; None where the model has no such column."""
+
+    key: Key
+    iteration: int
+    #: ``iteration`` stands in where the model has no column of its own.
+    attempts: int
+    not_before: datetime | None
+    priority: int | None
+    #: The columns asked for, in their order.
+    values: Row
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimStatement:
+    """The text of a claim, made once for all claims that differ in bound values alone."""
+
+    table: Table
+    fields: Fields
+    #: The SELECT of the keys of all candidates, in claim order, without a limit.
+    candidates: SQL
+    #: The whole condition of the candidates, and our part of it, which the UPDATE repeats.
+    condition: SQL
+    claimable: SQL
+    #: What the UPDATE writes; holder and lease are bound in it.
+    assignments: SQL
+    #: Whether the candidates follow the model's own order and look at no other table.
+    simple: bool
+    #: The whole claim, for databases that claim by one statement.
+    whole: SQL
+
+
+#: What one claim binds in a statement: its ``limit`` and ``holder``, its ``lease`` in seconds, and what the candidates
+#: name.
+Values = Mapping[str, Any]
+
+
+def bind(part: SQL, values: Values) -> SQL:
+    """Return a part of a cached statement with the values of one claim."""
+    params = [values[one.name] if type(one) is Bound else one for one in part.params]
+    return SQL(part.text, tuple(params))
+
+
+def rows_by_role(fields: Fields, table: Table, rows: Sequence[Row]) -> list[ClaimedRow]:
+    """Return rows of the columns *fields*, those with a role among them, as rows by role."""
+    columns, at = table.columns, {field: place for place, field in enumerate(fields)}
+    keys, iteration = [at[field] for field in columns.key], at[columns.iteration]
+    attempts = iteration if columns.attempts is None else at[columns.attempts]
+    waiting = None if columns.not_before is None else at[columns.not_before]
+    priority = None if columns.priority is None else at[columns.priority]
+    first, is_single = keys[0], len(keys) == 1
+    return [
+        ClaimedRow(
+            row[first] if is_single else tuple([row[place] for place in keys]),
+            row[iteration],
+            row[attempts],
+            None if waiting is None else row[waiting],
+            None if priority is None else row[priority],
+            row,
+        )
+        for row in rows
+    ]
+
+
+# Statements
+
+
+class Statements(Session):
+    """The statements that one connection sends for the verbs, and how where nothing special is known."""
+
+    #: The clock of the database, in UTC, in the stored form of a moment.
+    now: ClassVar[str]
+    #: The moment that lies a number of seconds from now; the number replaces the ``{}``.
+    moment_after: ClassVar[str]
+    #: Whether ``open_transactions`` works; checks ask this without a server.
+    names_open_transactions: ClassVar[bool] = False
+    #: Whether a transaction that writes keeps all others from writing, as in a database without a server.
+    has_one_writer: ClassVar[bool] = False
+    #: The most rows in one statement: MariaDB makes a table of a thousand keys, and may then scan ours from the start;
+    #: SQLite refuses a condition of a thousand terms.
+    MOST_KEYS: ClassVar[int] = 500
+    greatest: ClassVar[str] = "GREATEST"
+    lock_clause: ClassVar[str] = "FOR UPDATE"
+    #: Whether an UPDATE returns the rows that it wrote, so that one statement claims.
+    returns_updated: ClassVar[bool] = True
+    #: Whether Django's DELETE by many keys may scan a small table, and wait for rows that others have locked.
+    walks_small_tables: ClassVar[bool] = False
+    #: Whether ``(a, b) > (1, 2)`` is found by an index over a and b.
+    seeks_row_values: ClassVar[bool] = True
+
+    def fetch(self, statement: SQL) -> list[Raw]:
+        """Run a statement and return all its rows, so that nothing stays half executed."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement.text, statement.params)
+            return list(cursor.fetchall())
+
+    def run(self, statement: SQL) -> int:
+        """Run a statement and return how many rows it matched."""
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement.text, statement.params)
+            return int(cursor.rowcount)
+
+    def later(self, wait: timedelta) -> SQL:
+        """Return the moment *wait* from now."""
+        return SQL(self.moment_after.format("%s"), (wait.total_seconds(),))
+
+    @property
+    def can_autocommit(self) -> bool:
+        """Whether a single statement needs no transaction around it: a third of the round trips.
+
+        None is open, and the statement sees each other commit at once, as ours must. SQLite's one writer waits for the
+        writer before it, and only then reads.
+        """
+        return not self.connection.in_atomic_block and self.connection.get_autocommit()
+
+    def chunk_size(self, table: KeyTable, per_key: int = 0) -> int:
+        """Return how many rows a statement may have: no more than the database takes parameters for."""
+        most = self.connection.features.max_query_params
+        taken = (most - 40) // (len(table.key) + per_key) if most else self.MOST_KEYS
+        return max(1, min(self.MOST_KEYS, taken))
+
+    def chunks(self, keys: Sequence[T], table: KeyTable, per_key: int = 0) -> Iterator[Sequence[T]]:
+        """Cut *keys* into what one statement may have."""
+        size = self.chunk_size(table, per_key)
+        for start in range(0, len(keys), size):
+            yield keys[start : start + size]
+
+    def claim(self, statement: ClaimStatement, values: Values) -> list[ClaimedRow]:
+        """Claim up to ``limit`` rows by one statement, and return them in no particular order."""
+        table, fields = statement.table, statement.fields
+        rows = table.python_rows(fields, self.fetch(bind(statement.whole, values)))
+        return rows_by_role(fields, table, rows)
+
+    def update_free(
+        self, table: Table, chosen: SQL, assignments: SQL, condition: SQL, returned: str
+    ) -> SQL:
+        """Return the one UPDATE of those *chosen* by a SELECT that nobody has locked and that match *condition*.
+
+        MATERIALIZED matters: a nested loop runs a plain sub-select again and again, and each run locks another
+        LIMIT rows (200 rows for 5 asked were seen).
+        """
+        return sql(
+            "WITH {} AS MATERIALIZED ({}) UPDATE {} SET {} FROM {} WHERE {} AND {} RETURNING {}",
+            CANDIDATES,
+            self.locking(chosen, table),
+            table.name,
+            assignments,
+            CANDIDATES,
+            table.same_key(CANDIDATES, table.key),
+            condition,
+            returned,
+        )
+
+    def locking(self, rows: SQL, table: KeyTable, *, deleting: bool = False) -> SQL:
+        """Let a SELECT lock the rows of *table* that it returns, and pass over those that somebody has locked."""
+        if self.has_one_writer:
+            # The immediate transaction that this runs in is the lock.
+            return rows
+        # Nobody may begin to refer to a row that will be deleted: the DELETE would wait for that transaction.
+        clause = "FOR UPDATE" if deleting else self.lock_clause
+        return sql("{} {} OF {}{}", rows, clause, unqualified(table.name), SKIP)
+
+    def wait_to_write(self, table: KeyTable) -> None:
+        """Wait until rows of the table can be written, as by a renewal, and write none.
+
+        Questions may be answered all the while: beside SQLite's one writer, or beside a migration that locks the table.
+        On SQLite an open transaction is the one writer from then on.
+        """
+        # A claim column, where there is one: PostgreSQL refuses to have some keys written.
+        column = table.column(getattr(table.columns, "iteration", table.columns.key[0]))
+        self.run(SQL(f"UPDATE {table.name} SET {column} = {column} WHERE 1 = 0"))
+
+    def select(self, table: KeyTable, fields: Fields, condition: SQL, lock: str = "") -> list[Row]:
+        """Return *fields* of the rows that match, by key.
+
+        *lock* locks them first: ``WAIT`` or ``SKIP`` says what happens to rows that another transaction has locked.
+        """
+        if lock and self.has_one_writer:
+            # The caller's transaction may be a deferred one.
+            self.wait_to_write(table)
+            lock = ""
+        statement = sql(
+            "SELECT {} FROM {} WHERE {} ORDER BY {}{}",
+            table.shown(fields),
+            self.update_target(table) if lock else table.name,
+            condition,
+            table.key_list,
+            f" {self.lock_clause}{lock}" if lock else "",
+        )
+        return table.python_rows(fields, self.fetch(statement))
+
+    def select_keys(
+        self, table: KeyTable, keys: Keys, condition: SQL = ALL, lock: str = ""
+    ) -> list[Key]:
+        """Return those of *keys* whose rows are there and match *condition*; see ``select``."""
+        if not keys:
+            return []
+        matching = sql("{} AND {}", table.keyed(keys), condition)
+        return table.keys_of(self.select(table, table.columns.key, matching, lock))
+
+    def update_target(self, table: KeyTable) -> str:
+        """Name the table in a statement that finds its rows by key, to write or to lock them."""
+        return table.name
+
+    # Writing
+
+    def write(
+        self, table: KeyTable, keys: Keys, change: Change | None, condition: SQL = ALL
+    ) -> int:
+        """Write the rows with these keys that match *condition*, or delete them (None), and return how many."""
+        return self.run(self.writing(table, keys, change, condition))
+
+    def written(self, table: Table, statement: SQL, keys: Keys) -> Keys | None:
+        """Send a fenced statement that writes the rows with these keys, and return the keys of those that it wrote.
+
+        None, where fewer were written than named and nothing says which: the statement must then be rolled back.
+        """
+        if len(keys) > 1 and self.returns_updated:
+            rows = self.fetch(SQL(f"{statement.text} RETURNING {table.key_list}", statement.params))
+            return keys if len(rows) == len(keys) else table.python_keys(rows)
+        # For a single row the count is enough, and costs less. For several it only says whether all were written.
+        if self.run(statement) == len(keys):
+            return keys
+        return [] if self.returns_updated else None
+
+    def renew_held(self, table: Table, keys: Keys, fence: SQL, lease: timedelta) -> Keys:
+        """Extend the leases within their *fence*, but for rows that somebody has locked, and return their keys."""
+        extension = self.extension(table, lease)
+        if not self.returns_updated:
+            held = self.select_keys(table, keys, fence, SKIP)
+            if held:
+                self.write(table, held, Change([extension]), fence)
+            return held
+        listed = table.key_list
+        standing = sql(
+            "SELECT {0} FROM {1} WHERE {2} AND {3} ORDER BY {0}",
+            listed,
+            table.name,
+            table.keyed(keys),
+            fence,
+        )
+        update = self.update_free(table, standing, extension, fence, listed)
+        return table.python_keys(self.fetch(update))
+
+    def extension(self, table: Table, lease: timedelta) -> SQL:
+        """Return the SET of a renewal: never earlier than the expiry that stands."""
+        name, end = table.column(table.columns.expires_at), self.moment_after.format("%s")
+        later = f"{self.greatest}(COALESCE({table.name}.{name}, {end}), {end})"
+        return SQL(f"{name} = {later}", (lease.total_seconds(),) * 2)
+
+    def writing(
+        self, table: KeyTable, keys: Keys, change: Change | None, condition: SQL = ALL
+    ) -> SQL:
+        """Return the UPDATE, or the DELETE, of the rows with these keys that also match *condition*.
+
+        Columns with a value for each row are joined to the table: a CASE would grow with the square of the rows.
+        """
+        if change is None:
+            return sql("DELETE FROM {} WHERE {} AND {}", table.name, table.keyed(keys), condition)
+        if len(keys) == 1 or not change.own:
+            return sql(
+                "UPDATE {} SET {} WHERE {} AND {}",
+                self.update_target(table),
+                change.assignments(table),
+                table.keyed(keys),
+                condition,
+            )
+        names = [f"k{n}" for n in range(len(table.key))]
+        return sql(
+            "WITH {} ({}) AS (VALUES ({})) UPDATE {} SET {} FROM {} WHERE {} AND {}",
+            VALUES,
+            ", ".join([*names, *[f"v{n}" for n in range(len(change.own))]]),
+            SQL.join("), (", self.value_rows(table, keys, change.own)),
+            table.name,
+            change.assignments(table, joined=True),
+            VALUES,
+            table.same_key(VALUES, names),
+            condition,
+        )
+
+    def value_rows(self, table: KeyTable, keys: Keys, own: Sequence[OwnValues]) -> list[SQL]:
+        """Return the key of each row and its own values, as items of a list."""
+        marks = ["%s"] * len(table.key)
+        given = zip(*[one.values for one in own], strict=True) if own else [()] * len(keys)
+        return [
+            SQL(
+                ", ".join([*marks, *[cell.text for cell in cells]]),
+                (*key, *[param for cell in cells for param in cell.params]),
+            )
+            for key, cells in zip(table.prepared_keys(keys), given, strict=True)
+        ]

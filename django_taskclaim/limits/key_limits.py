@@ -17,8 +17,7 @@ from django.db import models
 from django.db.models import Count, Q
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.base import Bound, bind
-from django_taskclaim.db.sql import SQL, Key, sql
+from django_taskclaim.db.sql import SQL, Bound, Key, bind, sql
 from django_taskclaim.fields import AnyField
 from django_taskclaim.policy import Policy, policies_over
 from django_taskclaim.querysets import scope

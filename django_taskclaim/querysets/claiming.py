@@ -23,8 +23,7 @@ from django_taskclaim.claim import ATTRIBUTE, LOADED, UNCHANGED, Claim, attach, 
 from django_taskclaim.columns import memoized
 from django_taskclaim.connecting import TROUBLE
 from django_taskclaim.db import SwitchIsOn
-from django_taskclaim.db.base import ClaimedRow, ClaimStatement
-from django_taskclaim.db.sql import Key
+from django_taskclaim.db.sql import ClaimedRow, ClaimStatement, Key
 from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, is_quarantine_mark
 from django_taskclaim.limits import Grant, LimitReached, known, stops_of
 from django_taskclaim.limits.key_limits import KeyChooser

@@ -13,8 +13,7 @@ from django.db.models import Q
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import ClaimColumns
-from django_taskclaim.db.base import Bound, ClaimedRow
-from django_taskclaim.db.sql import Table, sql
+from django_taskclaim.db.sql import Bound, ClaimedRow, Table, sql
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, as_utc
 from django_taskclaim.querysets import scope
 from django_taskclaim.querysets.scope import ClaimTarget

@@ -15,7 +15,7 @@ from django_taskclaim.claim import checked_name
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.db.notify import call_workers
-from django_taskclaim.db.sql import SKIP, SQL, Change, Key, both
+from django_taskclaim.db.sql import SKIP, SQL, Change, Key, sql
 from django_taskclaim.error_text import text_to_store
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED
 from django_taskclaim.policy import policy_for
@@ -84,7 +84,7 @@ def in_chunks(
         return 0
 
     def write(keys: Sequence[Key]) -> int:
-        matching = both(table.keyed(keys), table.beside_key(condition))
+        matching = sql("{} AND {}", table.keyed(keys), table.beside_key(condition))
         return run(target, partial(_write_chunk, target, matching, verb))
 
     left = rows = rows.order_by(*[field.attname for field in target.columns.key])

@@ -22,8 +22,8 @@ from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, ke
 from django_taskclaim.connecting import TROUBLE, WAITS_ONCE, drop_broken
 from django_taskclaim.contention import contention_code, retry_on_contention
 from django_taskclaim.db import DatabaseNow, dialect_for
-from django_taskclaim.db.base import ClaimStatement, Dialect
-from django_taskclaim.db.sql import SQL, KeyTable, Table
+from django_taskclaim.db.base import Dialect
+from django_taskclaim.db.sql import SQL, ClaimStatement, KeyTable, Table
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED
 from django_taskclaim.policy import policy_for

@@ -17,7 +17,7 @@ from django.db.models import Q
 
 from django_taskclaim.columns import unlinked
 from django_taskclaim.db import dialect_for
-from django_taskclaim.db.sql import WAIT, both
+from django_taskclaim.db.sql import ALL, WAIT, sql
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 from django_taskclaim.states import Token
 
@@ -145,7 +145,8 @@ class RangeTarget(Keys):
         locked its end stays where it is.
         """
         fields, table = self.model._meta.concrete_fields, self.claims.table
-        condition = both(table.keyed([pk]), None if token is None else table.standing(token))
+        held = ALL if token is None else table.standing(token)
+        condition = sql("{} AND {}", table.keyed([pk]), held)
         found = self.claims.dialect.select(table, fields, condition, WAIT)
         names = [field.attname for field in fields]
         return self.model.from_db(self.claims.alias, names, found[0]) if found else None

@@ -31,7 +31,6 @@ def fault(sentence: str, *edits: tuple[str, str, str], on: tuple[str, ...] = DAT
 EXPIRY, SCOPE = "querysets/expiry.py", "querysets/scope.py"
 COMPLETING = "querysets/completing.py"
 FENCE, STATEMENTS = "querysets/fence.py", "db/sql.py"
-BASE = "db/base.py"
 POSTGRESQL = "db/postgresql.py"
 SERVICE = "worker/service.py"
 PROCESS, RUNNING = "worker/process.py", "worker/running.py"
@@ -50,9 +49,9 @@ FAULTS = {
         ),
         fault(
             "Claims that meet take the same rows: nothing is locked or looked at again.",
-            (BASE, '"{} {} OF {}{}"', '"{} /* {} OF {}{} */"'),
+            (STATEMENTS, '"{} {} OF {}{}"', '"{} /* {} OF {}{} */"'),
             (
-                BASE,
+                STATEMENTS,
                 "table.same_key(CANDIDATES, table.key),\n            condition,",
                 "table.same_key(CANDIDATES, table.key),\n            'true',",
             ),
@@ -145,11 +144,13 @@ FAULTS = {
         fault(
             "A renewed lease ends by the clock of the worker.",
             (
-                BASE,
-                "name, end = table.column(column), self.later(lease)",
+                STATEMENTS,
+                'return SQL(f"{name} = {later}", (lease.total_seconds(),) * 2)',
                 "from django.utils import timezone\n\n"
-                "        name = table.column(column)\n"
-                "        end = table.bound(column, timezone.now() + lease)",
+                "        column = table.columns.expires_at\n"
+                "        end = table.bound(column, timezone.now() + lease)\n"
+                '        later = f"{self.greatest}(COALESCE({table.name}.{name}, {end.text}), {end.text})"\n'
+                '        return SQL(f"{name} = {later}", (*end.params, *end.params))',
             ),
         )
     ],
@@ -183,7 +184,7 @@ FAULTS = {
         ),
         fault(
             "renew() shortens a lease.",
-            (BASE, "COALESCE({table.name}.{name}, {end.text})", "COALESCE(NULL, {end.text})"),
+            (STATEMENTS, "COALESCE({table.name}.{name}, {end})", "COALESCE(NULL, {end})"),
         ),
         fault(
             "A locked row that a renewal passes over is taken for lost.",
