@@ -22,12 +22,8 @@ from django_taskclaim.states import WORKER_MARK, Token
 ATTRIBUTE = "_taskclaim"
 
 
-def clock() -> float:
-    """Return seconds of a clock that no administrator sets and that runs on while the machine sleeps."""
-    return _clock()
-
-
-_clock: Callable[[], float] = (
+#: Returns seconds of a clock that no administrator sets and that runs on while the machine sleeps.
+clock: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME)
     if hasattr(time, "CLOCK_BOOTTIME")
     else time.monotonic

@@ -544,11 +544,14 @@ class Statements(Session):
         """Write the rows with these keys that match *condition*, or delete them (None), and return how many."""
         return self.run(self.writing(table, keys, change, condition))
 
-    def written(self, table: Table, statement: SQL, keys: Keys) -> Keys | None:
-        """Send a fenced statement that writes the rows with these keys, and return the keys of those that it wrote.
+    def write_held(
+        self, table: Table, keys: Keys, fence: SQL, change: Change | None
+    ) -> Keys | None:
+        """Write the rows with these keys within their *fence*, or delete them (None), and return the keys of those.
 
         None, where fewer were written than named and nothing says which: the statement must then be rolled back.
         """
+        statement = self.writing(table, keys, change, fence)
         if len(keys) > 1 and self.returns_updated:
             rows = self.fetch(SQL(f"{statement.text} RETURNING {table.key_list}", statement.params))
             return keys if len(rows) == len(keys) else table.python_keys(rows)

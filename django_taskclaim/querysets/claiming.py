@@ -30,7 +30,6 @@ from django_taskclaim.limits.key_limits import KeyChooser
 from django_taskclaim.policy import policies_over
 from django_taskclaim.querysets import isolating, scope
 from django_taskclaim.querysets.cursor import EVERYTHING, TURN, Cursor, Scan, quarantined_scans
-from django_taskclaim.querysets.failing import fail_unreadable, release
 from django_taskclaim.querysets.instances import claimed_by, like, read_again
 from django_taskclaim.querysets.scope import (
     AmbiguousCommit,
@@ -39,7 +38,14 @@ from django_taskclaim.querysets.scope import (
     refuse_transaction,
     run,
 )
-from django_taskclaim.querysets.writes import Given, finished_rows, lock_claims, renew
+from django_taskclaim.querysets.writes import (
+    Given,
+    fail_unreadable,
+    finished_rows,
+    lock_claims,
+    release,
+    renew,
+)
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK, Status, Token
 from django_taskclaim.tables import stop_scopes

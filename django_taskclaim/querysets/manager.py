@@ -14,7 +14,6 @@ from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import (
     completing,
     expiry,
-    failing,
     instances,
     operating,
     writes,
@@ -137,7 +136,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         with nothing recorded; one with *everyone* stops all claims of the model for so long. Raises ClaimLost as
         ``complete`` does.
         """
-        return failing.fail(rows, error, retry=retry)
+        return writes.fail(rows, error, retry=retry)
 
     def release(self, rows: M | Iterable[M], *, delay: float | timedelta | None = None) -> int:
         """Give rows back unfinished and uncounted, and return how many.
@@ -145,7 +144,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         With *delay* (seconds or timedelta) they wait that long; without, they keep their place in the order. A model
         without ``not_before`` cannot wait. Raises ClaimLost as ``complete`` does.
         """
-        return failing.release(rows, None if delay is None else conf.waiting_time(delay))
+        return writes.release(rows, None if delay is None else conf.waiting_time(delay))
 
     def renew(self, rows: M | Iterable[M], lease: float | timedelta | None = None) -> int:
         """Extend leases to *lease* from now (by default as long as they were asked for) and return how many.

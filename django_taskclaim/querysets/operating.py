@@ -20,10 +20,9 @@ from django_taskclaim.error_text import text_to_store
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import scope
-from django_taskclaim.querysets.failing import store_text
 from django_taskclaim.querysets.isolating import send_around
 from django_taskclaim.querysets.scope import ClaimTarget, Columns, Rows, run
-from django_taskclaim.querysets.writes import Write
+from django_taskclaim.querysets.writes import Write, store_text
 from django_taskclaim.signals import rows_acted_on, rows_handed_over, send_after_commit
 from django_taskclaim.states import Status
 

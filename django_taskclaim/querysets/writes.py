@@ -5,15 +5,16 @@ signal.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
-from functools import partial
+from datetime import datetime, timedelta
+from functools import cache, partial
 from operator import attrgetter
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from django.db import models
+from django.db import DatabaseError, models
+from django.db.models import Case, F, Q, When
 from django.dispatch import Signal
 
 from django_taskclaim.claim import (
@@ -30,11 +31,20 @@ from django_taskclaim.claim import (
     standing_claim,
 )
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.connecting import is_refusal
+from django_taskclaim.contention import retry_on_contention
+from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.db.sql import SKIP, SQL, WAIT, Change, Key, Keys, OwnValues, Row, sql
-from django_taskclaim.error_text import redact
-from django_taskclaim.exceptions import ClaimLost, CommitUnknown
+from django_taskclaim.error_text import describe, escape_to_ascii, redact, text_to_store
+from django_taskclaim.exceptions import ClaimLost, CommitUnknown, Permanent
+from django_taskclaim.fields import QUARANTINED
+from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets.isolating import send_around
 from django_taskclaim.querysets.scope import (
+    FAILED,
+    NOW,
+    ONE_MORE,
+    OPEN_AGAIN,
     PATIENCE,
     AmbiguousCommit,
     ClaimTarget,
@@ -42,8 +52,11 @@ from django_taskclaim.querysets.scope import (
     no_transaction,
     run,
 )
-from django_taskclaim.signals import claim_lost, send_of_rows
+from django_taskclaim.signals import claim_lost, rows_failed, rows_released, send_of_rows
 from django_taskclaim.states import Status, Token
+from django_taskclaim.tables import Switch, scope_of, throttle_scope
+
+R = TypeVar("R")
 
 logger = logging.getLogger("django_taskclaim")
 
@@ -100,8 +113,10 @@ class HeldRows:
         found = target.dialect.select_keys(target.table, self.keys, self.fence(), lock)
         return self.only(set(found))
 
-    def only(self, keys: Collection[Key]) -> "HeldRows":
-        """Return those with one of *keys*."""
+    def only(self, keys: Set[Key]) -> "HeldRows":
+        """Return those with one of *keys*, which are keys of theirs."""
+        if len(keys) == len(self.keys):
+            return self
         return HeldRows(self.target, [pair for pair in self.pairs if pair[0].pk in keys])
 
     def but_for(self, keys: Collection[Key]) -> "HeldRows":
@@ -153,12 +168,28 @@ class Given:
         return [part for held in self.held for part in held.parts()]
 
     def write(self, held: HeldRows, verb: "Write") -> None:
-        """Write *held*, which are some of these rows, and let the instances show what *verb* has made of them.
+        """Write *held*, which are some of these rows, as far as their claims stand, and let the instances show it.
 
         This is a transaction of its own. What it has committed is noted before the next rows are written, which may
-        fail.
+        fail. If the COMMIT was not answered, the rows are written once more. Rows that this finds held were not written
+        before. Of the others, those in the verb's state under their token count as written; the rest is marked as
+        ambiguous.
         """
-        written = _write(held, verb)
+        try:
+            written = _send(held, verb)
+        except AmbiguousCommit as error:
+            for claim in (error.result or held).claims:
+                claim.unanswered = True
+            written = _send(held, verb)
+        for claim in written.claims:
+            if claim.unanswered:
+                claim.unanswered = False
+        unsure = [row for claim, row in held.pairs if claim.unanswered]
+        # Inside the caller's transaction nothing can be waited for. The fence is enough there.
+        if unsure and no_transaction(held.target.dialect.connection):
+            finished = finished_rows(unsure, verb.sets.get("status"))
+            pairs = [(carried_claim(row), row) for row in finished]
+            written = HeldRows(held.target, written.pairs + pairs)
         if verb.how is not None:
             end_claims(written.claims, verb.how)
             columns, shown = held.target.columns, verb.sets if verb.shown is None else verb.shown
@@ -215,29 +246,6 @@ class Write:
     savepoint: bool = True
 
 
-def _write(held: HeldRows, verb: Write) -> HeldRows:
-    """Write the rows whose claims stand and return them; nothing is raised for the others.
-
-    If the COMMIT was not answered, they are written once more. Rows that this finds held were not written before. Of
-    the others, those in the verb's state under their token count as written; the rest is marked as ambiguous.
-    """
-    try:
-        sent = _send(held, verb)
-    except AmbiguousCommit as error:
-        for claim in (error.result or held).claims:
-            claim.unanswered = True
-        sent = _send(held, verb)
-    for claim in sent.claims:
-        if claim.unanswered:
-            claim.unanswered = False
-    unsure = [row for claim, row in held.pairs if claim.unanswered]
-    # Inside the caller's transaction nothing can be waited for. The fence is enough there.
-    if not unsure or not no_transaction(held.target.dialect.connection):
-        return sent
-    finished = finished_rows(unsure, verb.sets.get("status"))
-    return HeldRows(held.target, sent.pairs + [(carried_claim(row), row) for row in finished])
-
-
 def finished_rows(rows: Sequence[models.Model], state: Status | None) -> list[models.Model]:
     """Return those of *rows* that are in *state* under their tokens: the COMMIT that was not answered has arrived.
 
@@ -291,7 +299,7 @@ def _send(held: HeldRows, verb: Write) -> HeldRows:
     if is_plain and not unsure and target.dialect.can_autocommit:
         keys = run(target, partial(_send_one, held, verb), autocommit=True)
         if keys is not None:
-            return held if len(keys) == len(held.keys) else held.only(set(keys))
+            return held.only(set(keys))
     # If the count is short and does not say which rows were written, they are rolled back, which needs a savepoint. Of
     # one row nothing was written then.
     if knows_keys or verb.savepoint or len(held.rows) == 1:
@@ -321,12 +329,11 @@ def _send_parts(parts: list[HeldRows], verb: Write, *, lock: bool = False) -> He
 
 def _send_one(held: HeldRows, verb: Write) -> Keys | None:
     """Send one statement and return the keys written; None where the count was short and does not say which."""
-    dialect, table, change = held.target.dialect, held.target.table, None
+    target, change = held.target, None
     if not verb.deletes:
         own = verb.own(held) if verb.own is not None else ()
-        change = Change(held.target.setting(verb.sets), own)
-    statement = dialect.writing(table, held.keys, change, held.fence())
-    return dialect.written(table, statement, held.keys)
+        change = Change(target.setting(verb.sets), own)
+    return target.dialect.write_held(target.table, held.keys, held.fence(), change)
 
 
 # Locking
@@ -460,3 +467,141 @@ def _extend(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> dict[Key, 
     except AmbiguousCommit:
         # A renewal may be repeated: it shortens no lease, and it is fenced.
         return run(target, send)
+
+
+# Failing rows, and giving them back unfinished
+
+
+def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
+    """End rows badly as their policy judges *error*; see ``ClaimQuerySet.fail``."""
+    given, text = Given(rows), text_to_store(error)
+    ended = Ended(failure=text, permanent=isinstance(error, Permanent))
+    for held in given.held:
+        model = held.target.model
+        judge = cache(partial(policy_for(model).judge, error, retry=retry))
+        verdicts = {claim.pk: judge(claim.attempts + 1) for claim in held.claims}
+        first = verdicts[held.keys[0]]
+        if not first.counted:
+            # RetryLater is the same for each row.
+            wait = first.wait()
+            if first.everyone:
+                stop_everyone(model, held.target.alias, wait, describe(error))
+            given.write(held, _giving_back(wait))
+            continue
+        waits = {key: one.wait() for key, one in verdicts.items() if not one.final}
+        verb = partial(Write, how=ended, signal=rows_failed, facts={"error": error})
+        last, again = held.but_for(waits.keys()), held.only(waits.keys())
+        if last.rows:
+            store_text(partial(_write_failure, given, last, verb(sets=FAILED)), text)
+        if again.rows:
+            with_waits = verb(sets=OPEN_AGAIN, own=partial(_waits, waits), per_row=1)
+            store_text(partial(_write_failure, given, again, with_waits), text)
+    return given.end()
+
+
+def _waits(waits: Mapping[Key, timedelta], held: HeldRows) -> list[OwnValues]:
+    """Return the waiting time of each row, where the model has one."""
+    waiting = held.target.columns.not_before
+    seconds = [SQL("%s", (waits[key].total_seconds(),)) for key in held.keys]
+    moment = held.target.dialect.moment_after
+    return [] if waiting is None else [OwnValues(waiting, seconds, moment)]
+
+
+def _write_failure(
+    given: Given, held: HeldRows, verb: Write, error_class: str, last_error: str
+) -> None:
+    """Write a failure that counts, with as much of its text as the row is to keep."""
+    verb.sets = {
+        "attempts": ONE_MORE,
+        **verb.sets,
+        "error_class": error_class,
+        "last_error": last_error,
+    }
+    verb.shown = verb.sets if verb.own is None else {**verb.sets, "not_before": NOW}
+    given.write(held, verb)
+
+
+def store_text(write_as: Callable[[str, str], R], text: tuple[str, str], last: str = "") -> R:
+    """Return what *write_as* returns of class and text of an error.
+
+    What the database refuses, for its encoding lacks a character of the text or for any other reason, is written again
+    in escapes, and then with the class *last* and no text.
+    """
+    for as_stored in (tuple, escape_to_ascii):
+        try:
+            return write_as(*as_stored(text))
+        except (DatabaseError, UnicodeError) as error:
+            if not is_refusal(error):
+                raise
+    return write_as(last, "")
+
+
+def fail_unreadable(unreadable: Iterable[tuple[models.Model, Exception]]) -> None:
+    """Fail claimed rows that cannot be read, each with its error and by its policy, and log them.
+
+    What cannot be failed either waits for the end of its lease, and keeps nobody from the other rows.
+    """
+    for row, error in unreadable:
+        key, label = carried_claim(row).pk, row._meta.label
+        outcome = "it fails by its policy"
+        try:
+            fail([row], error, retry=True)
+        except ClaimLost:
+            # The loss is logged already.
+            continue
+        except Exception as refused:
+            outcome = f"it could not be failed ({describe(refused)})"
+        facts = {"event": "unreadable", "model": label, "rows": 1, "keys": [str(key)]}
+        what = label, key, outcome, describe(error).rstrip(".")
+        logger.error("%s %s cannot be read, so %s: %s. The other rows go on.", *what, extra=facts)
+
+
+def release(rows: object, wait: timedelta | None = None, *, quarantined: bool = False) -> int:
+    """Give rows back uncounted; see ``ClaimQuerySet.release``.
+
+    *quarantined* rows are claimed alone from now on: one of them held up, or broke, all the others.
+    """
+    return write_all(rows, _giving_back(QUARANTINED if quarantined else wait))
+
+
+def _giving_back(later: timedelta | datetime | None) -> Write:
+    """Return what puts rows back uncounted, to be due at a moment or so much later; None leaves their places."""
+    waiting = {} if later is None else {"not_before": later}
+    return Write(sets={**waiting, **OPEN_AGAIN}, signal=rows_released)
+
+
+def note_start(row: models.Model) -> None:
+    """Note that a quarantined row is started: if its claim expires now, it has killed its worker.
+
+    Its whole lease runs from here, so that it cannot expire before the handler is called. ClaimLost where the claim
+    stands no more.
+    """
+    started, claim = clock(), carried_claim(row)
+    beginning = Write(sets={"not_before": QUARANTINED, "expires_at": claim.lease}, how=None)
+    write_all([row], beginning)
+    claim.extend(started)
+
+
+# The stop of RetryLater(everyone=True) is a row of the switch, with a scope that every claim statement looks for
+
+
+def stop_everyone(
+    model: type[models.Model], using: str, lasting: timedelta, reason: str, by: str = ""
+) -> None:
+    """Let nobody claim rows of *model* for so long, unless a longer stop holds already; committed on return.
+
+    Inside a caller's transaction it holds once that commits.
+    """
+    end, holds = DatabaseLater(lasting), Q(until__gt=DatabaseNow(), paused_at__isnull=False)
+
+    @retry_on_contention(using=using)
+    def store() -> None:
+        row = Switch.row(throttle_scope(scope_of(model)), using)
+        row.filter(Q(until=None) | Q(until__lt=end)).update(
+            paused_at=Case(When(holds, then=F("paused_at")), default=DatabaseNow()),
+            until=end,
+            reason=reason[:500],
+            by=by[:200],
+        )
+
+    store()

@@ -34,8 +34,8 @@ from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.completing import complete
-from django_taskclaim.querysets.failing import fail_unreadable, note_start
 from django_taskclaim.querysets.scope import ClaimTarget, unbroken_transaction
+from django_taskclaim.querysets.writes import fail_unreadable, note_start
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
 from django_taskclaim.worker.answers import Said, of_answer, unsaved_columns
 from django_taskclaim.worker.batch import (

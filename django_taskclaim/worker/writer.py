@@ -21,9 +21,8 @@ from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import class_and_text, one_line, text_to_store
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets.completing import complete
-from django_taskclaim.querysets.failing import fail, release, stop_everyone
 from django_taskclaim.querysets.isolating import Bad, bisect
-from django_taskclaim.querysets.writes import finished_rows, lock_free
+from django_taskclaim.querysets.writes import fail, finished_rows, lock_free, release, stop_everyone
 from django_taskclaim.states import WORKER_MARK, Status
 from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.worker.batch import (

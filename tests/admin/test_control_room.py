@@ -13,7 +13,7 @@ from django.utils import timezone, translation
 from django_taskclaim.admin.control_room import snapshot
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.control.models import ThroughputMinute
-from django_taskclaim.querysets.failing import stop_everyone
+from django_taskclaim.querysets.writes import stop_everyone
 from django_taskclaim.switch import (
     claimable_models,
     describe_pause,

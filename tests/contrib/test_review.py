@@ -12,7 +12,7 @@ from django.db import connections, transaction
 from django.test import Client
 from django.utils import timezone
 
-from django_taskclaim.querysets.failing import stop_everyone
+from django_taskclaim.querysets.writes import stop_everyone
 from django_taskclaim.switch import pause
 from tests.contrib.conftest import Editor, address, words
 from tests.querysets.support import clock, facts, lose, set_raw, stored

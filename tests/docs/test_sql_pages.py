@@ -14,7 +14,7 @@ from django.db import connection
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.querysets.failing import stop_everyone
+from django_taskclaim.querysets.writes import stop_everyone
 from django_taskclaim.switch import pause, paused_by
 from tests import documents
 from tests.commands import completed, failed, in_each_state, live_worker
