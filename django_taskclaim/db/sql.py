@@ -19,7 +19,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.sql.compiler import SQLCompiler
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, unlinked
-from django_taskclaim.db.session import Session
 from django_taskclaim.fields import AnyField, MomentField, moment_reader
 from django_taskclaim.states import Status, Token
 
@@ -399,8 +398,11 @@ def rows_by_role(fields: Fields, table: Table, rows: Sequence[Row]) -> list[Clai
 # Statements
 
 
-class Statements(Session):
+class Statements:
     """The statements that one connection sends for the verbs, and how where nothing special is known."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.connection = connection
 
     #: The clock of the database, in UTC, in the stored form of a moment.
     now: ClassVar[str]

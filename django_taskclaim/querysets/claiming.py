@@ -23,7 +23,7 @@ from django_taskclaim.claim import ATTRIBUTE, LOADED, UNCHANGED, Claim, attach, 
 from django_taskclaim.columns import memoized
 from django_taskclaim.connecting import TROUBLE
 from django_taskclaim.db import SwitchIsOn
-from django_taskclaim.db.sql import ClaimedRow, ClaimStatement, Key
+from django_taskclaim.db.sql import Bound, ClaimedRow, ClaimStatement, Key
 from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, is_quarantine_mark
 from django_taskclaim.limits import Grant, LimitReached, known, stops_of
 from django_taskclaim.limits.key_limits import KeyChooser
@@ -321,8 +321,13 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
     call.include_held = call.include_held or may_have_committed
     call.is_plain = call.autocommits = False
     call.goes_around = True
+
+    def nothing() -> None:
+        if isinstance(error, DatabaseError):
+            isolating.write_nothing(call.target)
+        isolating.read_nothing(call.queryset)
+
     try:
-        nothing = partial(_claim_nothing, call, writes=isinstance(error, DatabaseError))
         if not isolating.may_be_of_a_row(call.target.alias, nothing, error):
             raise error
         rows = _claim(call)
@@ -338,25 +343,30 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
     return rows
 
 
-def _claim_nothing(call: ClaimCall, *, writes: bool) -> None:
-    if writes:
-        isolating.write_nothing(call.target)
-    isolating.read_nothing(call.queryset)
-
-
 # Where a claim looks
 
 
 def take(call: ClaimCall, limit: int) -> list[ClaimedRow]:
-    """Claim up to *limit* rows, of which a quarantined one is alone."""
-    is_sorted = call.queryset.query.order_by or call.counts_by_key
-    cursor = None if is_sorted else call.cursor
+    """Claim up to *limit* rows and return them in order; a quarantined one is alone."""
+    is_sorted = bool(call.queryset.query.order_by)
+    cursor = None if is_sorted or call.counts_by_key else call.cursor
     place = call.target.alias, call.target.model
     claims_made[place] += 1
     turn = claims_made[place] % TURN
-    rows = _take_quarantined(call) if turn == 0 else []
-    if not rows:
-        rows = _scan(call, cursor, limit, retried_first=turn == TURN // 2)
+    if turn == 0 and (rows := _take_quarantined(call)):
+        return rows
+    rows, scan, scans = [], EVERYTHING, [EVERYTHING]
+    if cursor is not None:
+        scans = cursor.scans(call.target, retried_first=turn == TURN // 2)
+    for scan in scans:
+        rows += _claim_from(call, scan, limit - len(rows))
+        if len(rows) == limit:
+            break
+    if not is_sorted:
+        # Rows in the caller's own order are read again, in that order.
+        rows = _in_order(call.target, rows)
+    if cursor is not None:
+        cursor.advance(rows, scan, full=len(rows) == limit)
     return rows or ([] if turn == 0 else _take_quarantined(call))
 
 
@@ -364,25 +374,6 @@ def _take_quarantined(call: ClaimCall) -> list[ClaimedRow]:
     """Claim one row that may have killed its worker, so that its next crash is charged to nobody else."""
     scans = quarantined_scans(call.target)
     return next(filter(None, (_claim_from(call, scan, 1) for scan in scans)), [])
-
-
-def _scan(
-    call: ClaimCall, cursor: Cursor | None, limit: int, *, retried_first: bool
-) -> list[ClaimedRow]:
-    """Claim up to *limit* rows, from one place after the other where a cursor says so, and return them in order."""
-    rows: list[ClaimedRow] = []
-    scan = EVERYTHING
-    scans = cursor.scans(call.target, retried_first=retried_first) if cursor else [EVERYTHING]
-    for scan in scans:
-        rows += _claim_from(call, scan, limit - len(rows))
-        if len(rows) == limit:
-            break
-    if not call.queryset.query.order_by:
-        # Rows in the caller's own order are read again, in that order.
-        rows = _in_order(call.target, rows)
-    if cursor is not None:
-        cursor.advance(rows, scan, full=len(rows) == limit)
-    return rows
 
 
 def _in_order(target: ClaimTarget, rows: list[ClaimedRow]) -> list[ClaimedRow]:
@@ -476,7 +467,9 @@ def _statement(call: ClaimCall, scan: Scan) -> ClaimStatement | None:
     shape = call.is_plain, call.is_limited, call.notes_start, settings.USE_TZ
     kind = (scan.which, *scan.values, *shape)
     if kind not in target.statements:
-        rows = candidates(call, scan.with_places())
+        # The values of each claim are bound in it.
+        bound = Scan(scan.which, {name: Bound(name) for name in scan.values})
+        rows = candidates(call, bound)
         target.statements[kind] = _prepare(call, scan, rows, simple=True)
     return target.statements[kind]
 
@@ -507,7 +500,9 @@ def _send(
     if statement is None:
         return []
     values = {"limit": limit, "holder": call.holder, "lease": call.lease.total_seconds()}
-    if scan.values:
-        values |= scan.prepared(call.target.table)
+    values |= scan.values
+    if "key" in scan.values:
+        # As the driver wants it.
+        values["key"] = call.target.table.prepared_keys([scan.values["key"]])[0][0]
     claim = partial(call.target.dialect.claim, statement, values)
     return run(call.target, claim, autocommit=True) if call.autocommits else claim()

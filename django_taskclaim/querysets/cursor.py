@@ -13,7 +13,7 @@ from django.db.models import Q
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import ClaimColumns
-from django_taskclaim.db.sql import Bound, ClaimedRow, Table, sql
+from django_taskclaim.db.sql import ClaimedRow, sql
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, as_utc
 from django_taskclaim.querysets import scope
 from django_taskclaim.querysets.scope import ClaimTarget
@@ -36,17 +36,6 @@ class Scan(NamedTuple):
 
     which: Callable[[ClaimColumns], Q] = scope.has_waited
     values: Mapping[str, Any] = {}
-
-    def with_places(self) -> "Scan":
-        """Return the scan for a statement that is kept, in which the values of each claim are bound."""
-        return Scan(self.which, {name: Bound(name) for name in self.values})
-
-    def prepared(self, table: Table) -> dict[str, Any]:
-        """Return the values as the driver wants them."""
-        values = dict(self.values)
-        if "key" in values:
-            values["key"] = table.prepared_keys([values["key"]])[0][0]
-        return values
 
     def condition(self, columns: ClaimColumns) -> Q:
         """Return which open rows the scan finds."""

@@ -221,42 +221,37 @@ def fence_delete(model: Any) -> None:
         return
 
     @wraps(unfenced)
-    def delete(self: models.Model, *args: object, **kwargs: object) -> Any:
-        return _delete_fenced(self, partial(unfenced, self), *args, **kwargs)
+    def delete(row: models.Model, *args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("using", args[0] if args else None)
+        # The arguments of a user's base class may come first.
+        is_alias = given in list(connections)
+        alias: Any = given if is_alias else router.db_for_write(type(row), instance=row)
+        claim, key = claim_on(row, alias), row.pk
+        if claim is None or claim.ended:
+            return unfenced(row, *args, **kwargs)
+        stands = gone = False
+        deleted: Any = None
+        try:
+            with transaction.atomic(using=alias):
+                stands = not lock_claims([row])
+                if stands:
+                    deleted = unfenced(row, *args, **kwargs)
+                    # A user's base class may only mark the row, or delete it by a queryset: then the key stays here.
+                    gone = row.pk != key or bool(lock_claims([row]))
+        except BaseException:
+            # Django has removed the key already. The call can be repeated only with it.
+            if stands and row.pk != key:
+                row.pk, claim.unanswered = key, True
+            raise
+        if not stands:
+            claim.ambiguous = claim.ambiguous or claim.unanswered
+            raise_lost([row], [])
+        if gone:
+            claim.end(COMPLETED)
+        return deleted
 
     vars(delete)["is_fenced"] = True
     model.delete = delete
-
-
-def _delete_fenced(
-    row: models.Model, delete: Callable[..., object], *args: object, **kwargs: object
-) -> Any:
-    given = kwargs.get("using", args[0] if args else None)
-    # The arguments of a user's base class may come first.
-    alias = given if given in list(connections) else router.db_for_write(type(row), instance=row)
-    claim, key = claim_on(row, alias), row.pk
-    if claim is None or claim.ended:
-        return delete(*args, **kwargs)
-    stands = gone = False
-    deleted: Any = None
-    try:
-        with transaction.atomic(using=alias):
-            stands = not lock_claims([row])
-            if stands:
-                deleted = delete(*args, **kwargs)
-                # A user's base class may only mark the row, or delete it by a queryset: then the key stays here.
-                gone = row.pk != key or bool(lock_claims([row]))
-    except BaseException:
-        # Django has removed the key already. The call can be repeated only with it.
-        if stands and row.pk != key:
-            row.pk, claim.unanswered = key, True
-        raise
-    if not stands:
-        claim.ambiguous = claim.ambiguous or claim.unanswered
-        raise_lost([row], [])
-    if gone:
-        claim.end(COMPLETED)
-    return deleted
 
 
 def _while_held(rows: list[Any], using: str, write: Callable[[], R]) -> R:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from django.db import DatabaseError, Error, OperationalError, connections, models
@@ -288,7 +288,8 @@ def run(
         return result
 
     waits_once = WAITS_ONCE in vars(target.dialect.connection)
-    return _retry(target.alias, lock_timeouts=not waits_once).call(once)
+    retry = retry_on_contention(using=target.alias, atomic=False, lock_timeouts=not waits_once)
+    return retry.call(once)
 
 
 @contextmanager
@@ -312,12 +313,6 @@ def detecting_lost_commit(
         drop_broken(target.alias)
         lost.args = error.args
         raise lost from error
-
-
-@cache
-def _retry(using: str, *, lock_timeouts: bool) -> retry_on_contention:
-    # It is cached, since making one costs a noticeable part of a small statement.
-    return retry_on_contention(using=using, atomic=False, lock_timeouts=lock_timeouts)
 
 
 # Transactions of the caller's

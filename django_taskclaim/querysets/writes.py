@@ -39,19 +39,9 @@ from django_taskclaim.error_text import describe, escape_to_ascii, redact, text_
 from django_taskclaim.exceptions import ClaimLost, CommitUnknown, Permanent
 from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets import scope
 from django_taskclaim.querysets.isolating import send_around
-from django_taskclaim.querysets.scope import (
-    FAILED,
-    NOW,
-    ONE_MORE,
-    OPEN_AGAIN,
-    PATIENCE,
-    AmbiguousCommit,
-    ClaimTarget,
-    Columns,
-    no_transaction,
-    run,
-)
+from django_taskclaim.querysets.scope import AmbiguousCommit, ClaimTarget, Columns, run
 from django_taskclaim.signals import claim_lost, rows_failed, rows_released, send_of_rows
 from django_taskclaim.states import Status, Token
 from django_taskclaim.tables import Switch, scope_of, throttle_scope
@@ -186,7 +176,7 @@ class Given:
                 claim.unanswered = False
         unsure = [row for claim, row in held.pairs if claim.unanswered]
         # Inside the caller's transaction nothing can be waited for. The fence is enough there.
-        if unsure and no_transaction(held.target.dialect.connection):
+        if unsure and scope.no_transaction(held.target.dialect.connection):
             finished = finished_rows(unsure, verb.sets.get("status"))
             pairs = [(carried_claim(row), row) for row in finished]
             written = HeldRows(held.target, written.pairs + pairs)
@@ -268,7 +258,7 @@ def finished_rows(rows: Sequence[models.Model], state: Status | None) -> list[mo
     # All rows are asked before anything is noted.
     states = {
         table.key_of(row): (row[-3], Token(*row[-2:]))
-        for row in run(target, read, patience=PATIENCE)
+        for row in run(target, read, patience=scope.PATIENCE)
     }
     found = []
     for row, claim in zip(rows, claims, strict=True):
@@ -292,7 +282,7 @@ def _send(held: HeldRows, verb: Write) -> HeldRows:
     """
     target, parts = held.target, held.parts(verb.per_row)
     unsure = [claim for claim in held.claims if claim.unanswered]
-    patience = PATIENCE if unsure and no_transaction(target.dialect.connection) else 0.0
+    patience = scope.PATIENCE if unsure and scope.no_transaction(target.dialect.connection) else 0.0
     send = partial(run, target, savepoint=verb.savepoint, patience=patience)
     knows_keys = target.dialect.returns_updated
     is_plain = len(parts) == 1 and not verb.then and (knows_keys or len(held.rows) == 1)
@@ -492,9 +482,9 @@ def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
         verb = partial(Write, how=ended, signal=rows_failed, facts={"error": error})
         last, again = held.but_for(waits.keys()), held.only(waits.keys())
         if last.rows:
-            store_text(partial(_write_failure, given, last, verb(sets=FAILED)), text)
+            store_text(partial(_write_failure, given, last, verb(sets=scope.FAILED)), text)
         if again.rows:
-            with_waits = verb(sets=OPEN_AGAIN, own=partial(_waits, waits), per_row=1)
+            with_waits = verb(sets=scope.OPEN_AGAIN, own=partial(_waits, waits), per_row=1)
             store_text(partial(_write_failure, given, again, with_waits), text)
     return given.end()
 
@@ -512,12 +502,12 @@ def _write_failure(
 ) -> None:
     """Write a failure that counts, with as much of its text as the row is to keep."""
     verb.sets = {
-        "attempts": ONE_MORE,
+        "attempts": scope.ONE_MORE,
         **verb.sets,
         "error_class": error_class,
         "last_error": last_error,
     }
-    verb.shown = verb.sets if verb.own is None else {**verb.sets, "not_before": NOW}
+    verb.shown = verb.sets if verb.own is None else {**verb.sets, "not_before": scope.NOW}
     given.write(held, verb)
 
 
@@ -567,7 +557,7 @@ def release(rows: object, wait: timedelta | None = None, *, quarantined: bool = 
 def _giving_back(later: timedelta | datetime | None) -> Write:
     """Return what puts rows back uncounted, to be due at a moment or so much later; None leaves their places."""
     waiting = {} if later is None else {"not_before": later}
-    return Write(sets={**waiting, **OPEN_AGAIN}, signal=rows_released)
+    return Write(sets={**waiting, **scope.OPEN_AGAIN}, signal=rows_released)
 
 
 def note_start(row: models.Model) -> None:

@@ -91,8 +91,8 @@ FAULTS = {
             "delete() of an instance whose claim was lost deletes the row.",
             (
                 FENCE,
-                "stands = not lock_claims([row])\n            if stands",
-                "stands = True\n            if stands",
+                "stands = not lock_claims([row])\n                if stands",
+                "stands = True\n                if stands",
             ),
         ),
         fault(
