@@ -17,7 +17,7 @@ from django_taskclaim.control.models import ClaimEvent, is_on
 from django_taskclaim.control.reading import is_named
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.error_text import clean, describe
-from django_taskclaim.querysets.expiry import OUTCOMES
+from django_taskclaim.querysets.operating import OUTCOMES
 from django_taskclaim.states import Status
 from django_taskclaim.tables import scope_of
 

@@ -67,18 +67,10 @@ class Dialect(Statements):
         condition, ours = table.where_of(candidates), table.where_of(claimable)
         if chosen is None or condition is None or ours is None:
             return None
-        assignments = self.claim_assignments(table, mark)
-        first = sql("{} LIMIT {}", chosen, value(Bound("limit")))
-        whole = self.update_free(
-            table, first, assignments, table.beside_key(ours), table.shown(fields)
-        )
-        return ClaimStatement(table, fields, chosen, condition, ours, assignments, simple, whole)
-
-    def claim_assignments(self, table: Table, mark: datetime | None) -> SQL:
-        """Return the SET list of a claim: status first, holder last, for databases that set from left to right."""
         columns = table.columns
         marked = [] if mark is None or columns.not_before is None else [(columns.not_before, mark)]
-        return SQL.join(
+        # Status first, holder last, for databases that set from left to right.
+        assignments = SQL.join(
             ", ",
             [
                 table.assign(columns.status, SQL(f"'{Status.PROCESSING.value}'")),
@@ -88,6 +80,10 @@ class Dialect(Statements):
                 table.assign(columns.claimed_by, value(Bound("holder"))),
             ],
         )
+        first = sql("{} LIMIT {}", chosen, value(Bound("limit")))
+        returned = table.shown(fields)
+        whole = self.update_free(table, first, assignments, table.beside_key(ours), returned)
+        return ClaimStatement(table, fields, chosen, condition, ours, assignments, simple, whole)
 
     # Querysets as text
 

@@ -28,24 +28,10 @@ from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, is_quara
 from django_taskclaim.limits import Grant, LimitReached, known, stops_of
 from django_taskclaim.limits.key_limits import KeyChooser
 from django_taskclaim.policy import policies_over
-from django_taskclaim.querysets import isolating, scope
+from django_taskclaim.querysets import isolating, scope, writes
 from django_taskclaim.querysets.cursor import EVERYTHING, TURN, Cursor, Scan, quarantined_scans
 from django_taskclaim.querysets.instances import claimed_by, like, read_again
-from django_taskclaim.querysets.scope import (
-    AmbiguousCommit,
-    ClaimTarget,
-    Rows,
-    refuse_transaction,
-    run,
-)
-from django_taskclaim.querysets.writes import (
-    Given,
-    fail_unreadable,
-    finished_rows,
-    lock_claims,
-    release,
-    renew,
-)
+from django_taskclaim.querysets.scope import ClaimTarget, Rows, run
 from django_taskclaim.signals import rows_claimed, send_after_commit
 from django_taskclaim.states import WORKER_MARK, Status, Token
 from django_taskclaim.tables import stop_scopes
@@ -146,13 +132,13 @@ def _claim(call: ClaimCall) -> list[models.Model]:
         if call.autocommits:
             return _instances(call, take(call, call.limit))
         if call.durable:
-            refuse_transaction(
+            scope.refuse_transaction(
                 call.target.dialect.connection,
                 "claim_batch() must commit before it returns",
                 " With durable=False the claim is provisional until you commit.",
             )
         return run(call.target, partial(_claim_in_transaction, call))
-    except AmbiguousCommit as error:
+    except scope.AmbiguousCommit as error:
         return _committed(call, error)
 
 
@@ -182,8 +168,8 @@ def _extend_held(call: ClaimCall) -> list[Claim]:
     owner = call.target.columns.owner._meta.label_lower
     call.target.dialect.advisory_lock(f"{owner}:{call.holder}")
     held = _held(call)
-    lock_claims(held)
-    renewed = set(map(id, renew(Given(held), call.lease).renewed))
+    writes.lock_claims(held)
+    renewed = set(map(id, writes.renew(writes.Given(held), call.lease).renewed))
     return carried_claims(row for row in held if id(row) in renewed)
 
 
@@ -297,7 +283,7 @@ def bare(model: type[models.Model], claim: Claim) -> models.Model:
 # After an error
 
 
-def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[models.Model]:
+def _committed(call: ClaimCall, error: scope.AmbiguousCommit) -> list[models.Model]:
     """Return the rows of a claim whose COMMIT was not answered; OperationalError where it has claimed none.
 
     Only of a worker's id: another call may have claimed the same rows under the same name.
@@ -306,7 +292,7 @@ def _committed(call: ClaimCall, error: AmbiguousCommit) -> list[models.Model]:
     if WORKER_MARK not in call.holder:
         raise error
     if rows:
-        rows = finished_rows(rows, Status.PROCESSING)
+        rows = writes.finished_rows(rows, Status.PROCESSING)
     elif rows is None:
         rows = _read(call, carried_claims(run(call.target, partial(_held, call))))
     if not rows:
@@ -337,9 +323,9 @@ def _claim_without_bad_rows(call: ClaimCall, error: Exception) -> list[models.Mo
         if may_have_committed and not isinstance(error, TROUBLE):
             # The rows of the first try go back. If that fails too, they return when their leases end.
             with suppress(Exception):
-                release(_held(call))
+                writes.release(_held(call))
         raise
-    fail_unreadable(call.unreadable)
+    writes.fail_unreadable(call.unreadable)
     return rows
 
 

@@ -11,13 +11,7 @@ from django_taskclaim.awaitables import async_twin
 from django_taskclaim.claim import checked_name, clock, new_holder
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.policy import policy_for
-from django_taskclaim.querysets import (
-    completing,
-    expiry,
-    instances,
-    operating,
-    writes,
-)
+from django_taskclaim.querysets import completing, instances, operating, writes
 from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.querysets.fence import FencedQuerySet
 from django_taskclaim.querysets.operating import Progressed
@@ -168,7 +162,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         charged. Rows that another transaction has locked are left for the next call, and those that the database
         refuses to have written stay as they are, each with an ERROR in the log. Options as of ``reset``.
         """
-        return operating.in_chunks(self, expiry.ReleaseExpired(), limit, progress)
+        return operating.in_chunks(self, operating.ReleaseExpired(), limit, progress)
 
     def reset(
         self,

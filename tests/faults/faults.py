@@ -28,7 +28,7 @@ def fault(sentence: str, *edits: tuple[str, str, str], on: tuple[str, ...] = DAT
     return Fault(sentence, [Edit(*edit) for edit in edits], on)
 
 
-EXPIRY, SCOPE = "querysets/expiry.py", "querysets/scope.py"
+OPERATING, SCOPE = "querysets/operating.py", "querysets/scope.py"
 COMPLETING = "querysets/completing.py"
 FENCE, STATEMENTS = "querysets/fence.py", "db/sql.py"
 POSTGRESQL = "db/postgresql.py"
@@ -209,11 +209,11 @@ FAULTS = {
     10: [
         fault(
             "A row that kills its worker every time never fails.",
-            (EXPIRY, 'return "failed"\n        return', 'return "quarantined"\n        return'),
+            (OPERATING, 'return "failed"\n        return', 'return "quarantined"\n        return'),
         ),
         fault(
             "A crash on the last try fails all rows that the process held, begun or not.",
-            (EXPIRY, '\n        return "quarantined"', '\n        return "failed"'),
+            (OPERATING, '\n        return "quarantined"', '\n        return "failed"'),
         ),
     ],
     11: [
@@ -233,7 +233,7 @@ FAULTS = {
     12: [
         fault(
             "After a silence the reaper charges rows before the living could renew.",
-            (EXPIRY, "if prompt < self._renewal_interval()", "if False"),
+            (OPERATING, "if prompt < self._renewal_interval()", "if False"),
         ),
         fault(
             "A row whose handler meets an outage of the database is charged a try.",

@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from django.db import DatabaseError, connection
 
-from django_taskclaim.querysets import expiry
-from django_taskclaim.querysets.expiry import Reaper
+from django_taskclaim.querysets import operating
+from django_taskclaim.querysets.operating import Reaper
 from tests.commands import in_each_state
 from tests.querysets.completing import claimed
 from tests.querysets.support import (
@@ -40,7 +40,7 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
-    monkeypatch.setattr(expiry, "clock", time)
+    monkeypatch.setattr(operating, "clock", time)
     return time
 
 
