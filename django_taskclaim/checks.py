@@ -62,14 +62,13 @@ from django_taskclaim.fields import ClaimColumn, PriorityField
 from django_taskclaim.findings import TAG, message
 from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.handlers import WAITS_PER_LEASE, Handler, handler_for
-from django_taskclaim.models import RangeMixin
-from django_taskclaim.models.mixins import ClaimBase
+from django_taskclaim.models import ClaimBase, RangeMixin
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.policy import SHORTEST_LEASE
 from django_taskclaim.querysets.completing import PREFIX, writable
 from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.ranges import refuse_unplannable
 from django_taskclaim.ranges.keys import RangeTarget, source_of
-from django_taskclaim.ranges.planning import refuse_unplannable
 from django_taskclaim.switch import claimable_models, holds, places_of
 from django_taskclaim.throttling.health import loaded
 

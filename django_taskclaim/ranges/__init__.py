@@ -1,28 +1,52 @@
 """Ranges of keys: planned over the primary key of a source, worked through in chunks, split where workers idle.
 
-Here is what is done with all ranges of a source. ``keys`` compares and stores keys and finds the ranges of a model,
-``planning`` cuts them and makes them due, ``walking`` does chunks and checkpoints, and splits.
+Here are ``RangeMixin``, for tables too large for a status on each row, its manager, and plans: keys are cut into ranges
+by walking the source's primary key, by hand, or by workers that find none due. ``keys`` compares and stores keys and
+finds the ranges of a model, ``walking`` does chunks and checkpoints, and splits.
+
+A transaction takes its key early and commits late: a planner that has read key 3 may have passed key 2, whose row was
+not visible yet. So a range of a growing source is due only when nobody can commit a row among its keys any more. If the
+database can name the open transactions, each range waits for those that were open after its keys were read. Otherwise
+it waits for the model's ``commits_within``: the longest time between a key and the commit of its row.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from django.db import models
 from django.db.models import Sum
+from django.db.models.fields import AutoFieldMixin
 
-from django_taskclaim.conf import NUMBER_OR_NONE
+from django_taskclaim.conf import DURATION, NUMBER_OR_NONE
+from django_taskclaim.db.sql import PREPARED
+from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, RangeCountField, RangeTextField
+from django_taskclaim.mixins import ClaimBase
 from django_taskclaim.querysets.manager import ClaimManager, ClaimQuerySet
-from django_taskclaim.querysets.scope import Rows
-from django_taskclaim.ranges import planning
-from django_taskclaim.ranges.keys import RangeTarget
-
-__all__ = ["RangeManager", "RangeQuerySet"]
-
+from django_taskclaim.querysets.scope import Rows, is_open, refuse_old_snapshots, run
+from django_taskclaim.ranges import walking
+from django_taskclaim.ranges.keys import Key, Keys, Part, RangeTarget, key_at, source_of
 
 M = TypeVar("M", bound=models.Model)
 
 #: Rows of a range unless the caller or the model says otherwise.
 CHUNK_SIZE = 100_000
+
+#: Ranges that are stored together.
+BATCH = 20
+
+#: Ranges that a worker plans at once.
+AHEAD = 16
+
+#: Called with the number of ranges that have been stored so far.
+Progress = Callable[[int], object]
+
+#: The last planned key and its position, where the plan goes on.
+End = tuple[str | None, int]
 
 
 class RangeQuerySet(ClaimQuerySet[M]):
@@ -49,7 +73,7 @@ class RangeQuerySet(ClaimQuerySet[M]):
         NUMBER_OR_NONE.check(limit, "limit")
         model: Any = self.model
         size = chunk_size or model.plan_ahead or CHUNK_SIZE
-        return planning.plan(RangeTarget(model, self.db), size, limit, progress)
+        return plan(RangeTarget(model, self.db), size, limit, progress)
 
     vars(plan)["alters_data"] = True
 
@@ -65,6 +89,97 @@ else:
         """The manager that ``RangeMixin`` brings."""
 
 
+class RangeMixin(ClaimBase):
+    """A range of keys of *source*, beyond ``lower`` up to and with ``upper``; for use with ``TaskMixin``.
+
+    The columns hold keys as JSON. ``lower_key``, ``upper_key`` and ``checkpoint_key`` are the keys themselves.
+    """
+
+    #: The model whose rows are worked through, or its label, ``"photos.Photo"``; on the same database.
+    source: ClassVar[Any] = None
+
+    #: Rows come behind the newest key all the time: a range is due once none can come inside it any more.
+    growing: ClassVar[bool] = False
+    #: Rows are committed within this time after their key was given (seconds or timedelta), for databases that cannot
+    #: name the open transactions, and for keys that are given outside the transaction that inserts them.
+    commits_within: ClassVar[float | timedelta | None] = None
+    #: Rows of each range that workers plan by themselves once none is due; None leaves planning to ``plan()``.
+    plan_ahead: ClassVar[int | None] = None
+
+    #: Excluded; NULL where the range begins with the first row.
+    lower = RangeTextField(null=True, default=None, editable=False)
+    #: Included. Moves down where the range is split.
+    upper = RangeTextField(editable=False)
+    #: The last key that is done; NULL before the first.
+    checkpoint = RangeTextField(null=True, default=None, editable=False)
+    #: The number under which the range was planned; 0 for the front of one that was split. A plan goes on behind the
+    #: last.
+    position = RangeCountField(db_index=True, editable=False)
+    #: About how many rows there are, and how many are done.
+    rows_planned = RangeCountField(default=0, db_default=0, editable=False)
+    rows_done = RangeCountField(default=0, db_default=0, editable=False)
+    #: The transactions that may still add rows to a range of a growing source; NULL for none.
+    open_transactions = RangeTextField(null=True, default=None, editable=False)
+
+    objects: ClassVar[RangeManager[Self]] = RangeManager()
+
+    class Meta:
+        abstract = True
+
+    @classmethod
+    def source_rows(cls) -> Rows:
+        """Return the rows that are worked through, in any order; override it to leave some out.
+
+        What it selects may change by the work itself (``filter(width=None)``), but not by that of others meanwhile.
+        """
+        return source_of(cls)._default_manager.all()
+
+    def rows(self, size: int | None = None) -> Iterator[Any]:
+        """Yield what is left of the claimed range, chunk by chunk, each inside a transaction of its own.
+
+        A chunk is an unordered queryset; the chunks follow each other in the order of keys.
+
+        The body of the loop may use ``update()``, ``delete()`` or the instances. Its writes on this database are
+        committed with the checkpoint behind them when the loop goes on, and rolled back when it is left by
+        an exception, ``break`` or ``return``. Chunks have *size* rows, or as many, up to 50,000, as take half a second.
+        Each checkpoint renews the lease.
+
+        Raises ClaimLost where the claim is lost, and RangeInterrupted between two chunks where the worker asks for the
+        range: it stops, or the model was paused, or the range takes longer than its timeout. RuntimeError in a
+        transaction of the caller's that does not see what others commit.
+        """
+        NUMBER_OR_NONE.check(size, "size")
+        return walking.walk(self, size)
+
+    def advance(self, key: object, *, rows: int = 0) -> None:
+        """Write that the claimed range is done up to and with *key* of the source; for loops that ``rows()`` is not.
+
+        To be called in the transaction of what was done, so that both are committed or neither. *rows* adds to
+        ``rows_done``. Raises ClaimLost where the claim is lost, RangeSplit where *key* belongs to others now,
+        and ValueError for a key outside what is left of the range; the transaction must then be rolled back.
+        RuntimeError in one that does not see what others commit.
+        """
+        walking.advance(self, key, rows)
+
+    @property
+    def lower_key(self) -> Any:
+        """The key beyond which the range begins; None where it begins with the first row."""
+        return self._keys().decode(self.lower)
+
+    @property
+    def upper_key(self) -> Any:
+        """The last key of the range, as it was when the range was last looked at."""
+        return self._keys().decode(self.upper)
+
+    @property
+    def checkpoint_key(self) -> Any:
+        """The last key that is done; None before the first checkpoint."""
+        return self._keys().decode(self.checkpoint)
+
+    def _keys(self) -> Keys:
+        return Keys(source_of(type(self)), self._state.db or "default")
+
+
 class RowCounts(NamedTuple):
     """How many rows of the source the ranges have, about, and how many are done."""
 
@@ -77,3 +192,163 @@ def row_counts(model: type[models.Model], alias: str) -> RowCounts:
     rows: Rows = models.QuerySet(model, using=alias)
     totals = rows.aggregate(planned=Sum("rows_planned"), done=Sum("rows_done"))
     return RowCounts(totals["planned"] or 0, totals["done"] or 0)
+
+
+# Plans
+
+
+def plan(
+    target: RangeTarget,
+    chunk_size: int,
+    limit: int | None = None,
+    progress: Progress | None = None,
+    *,
+    until: Key | None = None,
+    only_full: bool = False,
+) -> int:
+    """Store ranges of *chunk_size* rows for all keys behind the last planned one, and return how many.
+
+    Plans no key beyond *until*, if that is given, and with *only_full* no range of fewer rows. Commits as it goes. If
+    another planner has stored ranges meanwhile, this one drops what it has found and goes on behind them.
+    """
+    refuse_unplannable(target)
+    refuse_old_snapshots(target.claims, "plan() goes on behind what others have planned")
+    make_due(target)
+    added = 0
+    while limit is None or added < limit:
+        end = end_of_plan(target)
+        parts = target.parts(target.rows(until=until), chunk_size, target.decode(end[0]))
+        most = BATCH if limit is None else min(BATCH, limit - added)
+        found = [part for part in islice(parts, most) if part.rows == chunk_size or not only_full]
+        if not found:
+            break
+        added += run(target.claims, partial(_store, target, end, found))
+        if progress is not None:
+            progress(added)
+    return added
+
+
+def end_of_plan(target: RangeTarget) -> End:
+    """Return where the last range ends, and its position."""
+    last_first = target.ranges.order_by("-position").values_list("upper", "position")
+    return last_first.first() or (None, 0)
+
+
+def _store(target: RangeTarget, end: End, parts: list[Part]) -> int:
+    """Store these ranges, unless another planner has planned beyond *end* since; return how many."""
+    target.claims.dialect.advisory_lock(f"{target.model._meta.label_lower}:#planner")
+    if end_of_plan(target) != end:
+        return 0
+    wait, (last_key, position) = waiting(target), end
+    uppers = [target.encode(part.until) for part in parts]
+    bounds = zip([last_key, *uppers], uppers, parts, strict=False)
+    ranges = [
+        target.model(
+            lower=lower, upper=upper, rows_planned=part.rows, position=position + number, **wait
+        )
+        for number, (lower, upper, part) in enumerate(bounds, 1)
+    ]
+    return len(target.ranges.bulk_create(ranges))
+
+
+# By workers
+
+
+def open_more(
+    model: type[models.Model], alias: str, *, plans: bool = True, until: Key | None = None
+) -> bool:
+    """Open a range for workers that find none, and say whether there is one more now.
+
+    Ranges that have waited long enough for late commits become due. If none is due and the model has ``plan_ahead``,
+    the next ranges are planned, up to the key *until* if that is given. If none is open at all, the running range with
+    most rows left is split.
+    """
+    target = RangeTarget(model, alias)
+    if make_due(target):
+        return True
+    opened: ClaimQuerySet[Any] = ClaimQuerySet(model, using=alias).open()
+    if opened.due().exists():
+        return False
+    ahead = getattr(model, "plan_ahead", None) if plans else None
+    if ahead is not None:
+        # While planned ones wait for late commits, rows that have come since wait until they make a full range.
+        only_full = opened.filter(**{target.claims.columns.iteration.name: 0}).exists()
+        if plan(target, ahead, AHEAD, until=until, only_full=only_full):
+            return True
+    return not opened.exists() and walking.split_largest(target)
+
+
+def end_of_source(model: type[models.Model], alias: str) -> Key | None:
+    """Return the newest key of the source, as ``open_more`` takes it; None where it is empty."""
+    return key_at(RangeTarget(model, alias).rows().reverse(), 0)
+
+
+# Late commits
+
+
+def _commits_within(model: Any) -> timedelta | None:
+    named = model.commits_within
+    name = f"{model._meta.label}.commits_within"
+    return None if named is None else DURATION.check(named, name)
+
+
+def refuse_unplannable(target: RangeTarget) -> None:
+    """Raise TypeError where it is not known when a range of a growing source has all its rows.
+
+    ValueError where ``commits_within`` is no duration, or ``plan_ahead`` no number of rows.
+    """
+    model: Any = target.model
+    NUMBER_OR_NONE.check(model.plan_ahead, f"{model._meta.label}.plan_ahead")
+    if not model.growing:
+        return
+    is_known = _commits_within(model) is not None or (
+        # A key that the database gives is younger than the transaction that inserts its row.
+        len(target.fields) == 1
+        and isinstance(target.fields[0], AutoFieldMixin)
+        and target.claims.dialect.names_open_transactions
+    )
+    is_random = any(getattr(field, "default", None) is uuid.uuid4 for field in target.fields)
+    if is_random or not is_known or target.claims.columns.not_before is None:
+        raise TypeError(
+            f"{model._meta.label} is growing: it needs RetryMixin, for its ranges wait for late commits; keys of"
+            f" {target.source._meta.label} that grow; and, where the database does not say how late smaller keys may"
+            " be committed, commits_within: how long after its key was given a row is committed at the latest."
+        )
+
+
+def waiting(target: RangeTarget) -> dict[str, object]:
+    """Return the columns of new ranges that have to wait for late commits.
+
+    To be called after their keys were read: a transaction that begins later is given larger ones.
+    """
+    model: Any = target.model
+    field, dialect = target.claims.columns.not_before, target.claims.dialect
+    if field is None or not model.growing:
+        return {}
+    wait = _commits_within(model)
+    if wait is not None:
+        return {field.attname: dialect.current_time() + wait}
+    still_open = dialect.open_transactions()
+    if not still_open:
+        return {}
+    names = json.dumps(sorted(still_open | {PREPARED}))
+    return {field.attname: OPEN_ENDED, "open_transactions": names}
+
+
+def make_due(target: RangeTarget) -> int:
+    """Make those ranges due whose transactions have ended, and return how many."""
+    columns, dialect = target.claims.columns, target.claims.dialect
+    if columns.not_before is None:
+        return 0
+    open_ended = target.ranges.filter(is_open(columns), **{columns.not_before.name: OPEN_ENDED})
+    marks = list(open_ended.order_by("pk").values_list("pk", "open_transactions"))
+    # After the marks were read: what is not open now has ended since they were made.
+    still_open = dialect.open_transactions() if marks else None
+    if still_open is None:
+        return 0
+    over = [pk for pk, names in marks if names and still_open.isdisjoint(json.loads(names))]
+    due: Any = {columns.not_before.name: NEVER_WAITED, "open_transactions": None}
+    return sum(
+        run(target.claims, partial(open_ended.filter(pk__in=part).update, **due))
+        for part in dialect.chunks(over, target.claims.table)
+    )

@@ -123,7 +123,10 @@ def prepare(sender: type[models.Model], **kwargs: object) -> None:
     """Prepare *sender* if it is claimable; a historical model of a migration is not."""
     if not has_claim_columns(sender) or sender._meta.swapped:
         return
-    _give_manager(sender)
+    manager = sender._meta.default_manager
+    if type(manager) is models.Manager and getattr(manager, "auto_created", False):
+        # Django made it for a concrete parent, and the child inherits it.
+        sender.add_to_class("objects", ClaimManager())
     fence_delete(sender)
     for name in SHORT_FORMS:
         if not hasattr(sender, name):
@@ -131,7 +134,8 @@ def prepare(sender: type[models.Model], **kwargs: object) -> None:
     # Where a user's field has replaced a claim column, the system checks report it.
     if not sender._meta.proxy and is_claimable(sender) and claim_columns(sender).owner is sender:
         _give_index(sender)
-        _prepare_columns(sender)
+        for field in claim_columns(sender).guarded:
+            setattr(sender, field.attname, WatchedAttribute(field))
 
 
 def _short_form(name: str) -> object:
@@ -144,13 +148,6 @@ def _short_form(name: str) -> object:
     verb.__doc__ = getattr(ClaimHandle, name).__doc__
     vars(verb)["alters_data"] = True
     return verb
-
-
-def _give_manager(model: type[models.Model]) -> None:
-    """Replace the plain manager that Django made for a concrete parent and that the child inherits."""
-    manager = model._meta.default_manager
-    if type(manager) is models.Manager and getattr(manager, "auto_created", False):
-        model.add_to_class("objects", ClaimManager())
 
 
 def _give_index(model: type[models.Model]) -> None:
@@ -173,11 +170,6 @@ class WatchedAttribute(DeferredAttribute):
         super().fetch_many(instances)
         for instance in instances:
             remember(instance, [self.field.attname])
-
-
-def _prepare_columns(model: type[models.Model]) -> None:
-    for field in claim_columns(model).guarded:
-        setattr(model, field.attname, WatchedAttribute(field))
 
 
 class_prepared.connect(prepare, dispatch_uid="django_taskclaim.prepare")

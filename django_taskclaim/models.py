@@ -5,7 +5,9 @@ whose own ``status`` or ``priority`` is taken. ``SourceMixin`` makes a model the
 altered.
 """
 
-from django_taskclaim.models.mixins import (
+from django_taskclaim.companions import SourceKey, SourceMixin
+from django_taskclaim.mixins import (
+    ClaimBase,
     ClaimMixin,
     CompletedAtMixin,
     PrefixedClaimMixin,
@@ -14,11 +16,11 @@ from django_taskclaim.models.mixins import (
     RetryMixin,
     TaskMixin,
 )
-from django_taskclaim.models.ranges import RangeMixin
-from django_taskclaim.models.sources import SourceKey, SourceMixin
+from django_taskclaim.ranges import RangeMixin
 from django_taskclaim.tables import Control, NamedLease, RateLevel, Switch, WorkerProcess
 
 __all__ = [
+    "ClaimBase",
     "ClaimMixin",
     "CompletedAtMixin",
     "Control",
