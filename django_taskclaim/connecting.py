@@ -6,8 +6,8 @@ Also the mark of views that stay out of ``ATOMIC_REQUESTS``: admin and review pa
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -38,10 +38,6 @@ def is_refusal(error: BaseException) -> bool:
     return not isinstance(error, TROUBLE) or meaning_of(error) is Meaning.REFUSAL
 
 
-#: Set on a connection while nobody waits over it for the same lock again.
-WAITS_ONCE = "_taskclaim_waits_once"
-
-
 def use_own_connection(using: str) -> None:
     """Give the calling thread a connection outside Django's pool, with short timeouts.
 
@@ -52,20 +48,6 @@ def use_own_connection(using: str) -> None:
     settings["OPTIONS"] = settings["OPTIONS"] | dialect_for(connections[using]).service_options()
     settings["CONN_MAX_AGE"] = None
     connections[using] = load_backend(settings["ENGINE"]).DatabaseWrapper(settings, using)
-
-
-@contextmanager
-def waiting_once(using: str) -> Iterator[None]:
-    """Let the verbs of the block pass a lock timeout on at once, to a caller who can go around the lock.
-
-    While they wait they hold locks of their own, so that nobody renews those rows.
-    """
-    own = vars(connections[using])
-    own[WAITS_ONCE] = True
-    try:
-        yield
-    finally:
-        del own[WAITS_ONCE]
 
 
 #: Where a connection keeps its session as it was opened, and what tells it from all others of the server.

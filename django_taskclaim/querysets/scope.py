@@ -19,7 +19,7 @@ from django.db.models import Q
 from django.db.models.query import ModelIterable
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
-from django_taskclaim.connecting import TROUBLE, WAITS_ONCE, drop_broken
+from django_taskclaim.connecting import TROUBLE, drop_broken
 from django_taskclaim.contention import contention_code, retry_on_contention
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.db.base import Dialect
@@ -287,9 +287,7 @@ def run(
             lost.result = result = statements()
         return result
 
-    waits_once = WAITS_ONCE in vars(target.dialect.connection)
-    retry = retry_on_contention(using=target.alias, atomic=False, lock_timeouts=not waits_once)
-    return retry.call(once)
+    return retry_on_contention(using=target.alias, atomic=False).call(once)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from django.db.models import Model
 from django_taskclaim import connecting
 from django_taskclaim.claim import COMPLETED, Ended, carried_claim, clock
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.contention import Meaning, meaning_of
+from django_taskclaim.contention import Meaning, meaning_of, waiting_once
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import class_and_text, one_line, text_to_store
 from django_taskclaim.exceptions import ClaimLost
@@ -125,7 +125,7 @@ class Writer:
                 # Its handler may be saving it as another row.
                 held.carrier()
         try:
-            with connecting.waiting_once(self.using):
+            with waiting_once(self.using):
                 if result.locked:
                     rows, locked = self._write_unlocked(result, rows)
                 else:
