@@ -185,9 +185,6 @@ class HandlerOptions(TypedDict, total=False):
     errors: Mapping[type[BaseException], Rule] | None
 
 
-_handlers: dict[type[models.Model], Handler] = {}
-
-
 def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
     """Register the decorated function as what workers do with each row of *model*, a class or ``"photos.Photo"``.
 
@@ -247,12 +244,12 @@ def _register(
         limits_of_policy(model, new)
     for mistake in _mistakes(new):
         raise TypeError(f"{new.name} {mistake}.")
-    old = _handlers.get(model)
-    if old is not None and old.name != new.name:
+    old = policies.get(model)
+    if isinstance(old, Handler) and old.name != new.name:
         raise ImproperlyConfigured(
             f"{model._meta.label} has the handler {old.name}; {new.name} is a second one."
         )
-    _handlers[model] = policies[model] = new
+    policies[model] = new
     if new.wake_up:
         called_for.add(columns.claim_columns(model).owner)
 
@@ -306,13 +303,13 @@ def _mistakes(new: Handler) -> Iterator[str]:
 
 def handler_for(model: type[models.Model]) -> Handler | None:
     """Return the handler of *model*: the registered one, its own ``process()``, or None."""
-    found, own = _handlers.get(model), getattr(model, "process", None)
-    if found is None and callable(own) and not _why_not_one(own):
-        policy = policy_for(model)
-        found = Handler(
-            model, own, **{one.name: getattr(policy, one.name) for one in fields(Policy)}
-        )
-    return found
+    found, own = policies.get(model), getattr(model, "process", None)
+    if isinstance(found, Handler):
+        return found
+    if not callable(own) or _why_not_one(own):
+        return None
+    policy = policy_for(model)
+    return Handler(model, own, **{one.name: getattr(policy, one.name) for one in fields(Policy)})
 
 
 def _why_not_one(function: Callable[..., object]) -> str:
@@ -326,6 +323,7 @@ def _why_not_one(function: Callable[..., object]) -> str:
 
 def models_with_handler() -> list[type[models.Model]]:
     """Return the models with a registered handler, and those with a table and a ``process()`` of their own."""
+    registered = [model for model, policy in policies.items() if isinstance(policy, Handler)]
     own = [
         model
         for model in apps.get_models()
@@ -333,10 +331,9 @@ def models_with_handler() -> list[type[models.Model]]:
         and columns.claim_columns(model).owner is model
         and handler_for(model)
     ]
-    return sorted({*_handlers, *own}, key=lambda model: model._meta.label)
+    return sorted({*registered, *own}, key=lambda model: model._meta.label)
 
 
 def unregister(model: type[models.Model]) -> None:
     """Forget the handler of *model* and let its policy follow the settings again; for tests and shells."""
-    _handlers.pop(model, None)
     policies.pop(model, None)

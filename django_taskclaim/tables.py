@@ -108,11 +108,6 @@ class Switch(models.Model):
         """Whether a stop, a person's or a throttle, is in force at that moment of the database's clock."""
         return self.paused_at is not None and (self.until is None or as_utc(self.until) > now)
 
-    @property
-    def limits_claims(self) -> bool:
-        """Whether claims have to look at it: a limit is stored, or that there is none."""
-        return any(getattr(self, name) is not None for name in LIMITS)
-
 
 class Control(Switch):
     """Stands for the control room where Django's admin wants a model; a proxy, and nothing reads rows through it."""

@@ -161,7 +161,8 @@ def stops_of(model: type[models.Model], *, using: str | None = None) -> Stops:
     using = using or router.db_for_write(model)
     rows: Any = Switch.objects.using(using).filter(scope__in=tables.stop_scopes(model))
     found: dict[str, Any] = {row.scope: row for row in rows.annotate(now=DatabaseNow())}
-    stored = any(found[scope].limits_claims for scope in tables.own_scopes(model) if scope in found)
+    own = [found[scope] for scope in tables.own_scopes(model) if scope in found]
+    stored = any(row.overrides.keys() & LIMITS for row in own)
     (known.add if stored else known.discard)((using, model))
     now = next((as_utc(row.now) for row in found.values()), None)
     if now is None and _in_force(model, found).hours:

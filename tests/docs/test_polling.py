@@ -74,7 +74,7 @@ def work(model: Any) -> None:
         model.objects.plan()
         # The time that late commits are waited for has passed.
         execute(f"UPDATE {table_of(model)} SET not_before = {clock('-1 second')}")
-    handler = handlers._handlers[model]
+    handler = handlers.handler_for(model)
     queryset = model.objects.all() if handler.queryset is None else handler.queryset
     while rows := queryset.all().claim_batch(100):
         prepare(handler, rows)
