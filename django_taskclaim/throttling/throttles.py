@@ -194,14 +194,19 @@ class Throttles:
 
     def __init__(self, using: str, checks_of: Mapping[type[Model], Iterable[Any]]) -> None:
         self.using = using
-        self._checks = _checks(checks_of)
+        shared = [*map(loaded, conf.setting("HEALTH_CHECKS"))]
+        checks: dict[int, HealthCheck] = {}
+        for model, own in checks_of.items():
+            for check in [*shared, *map(loaded, own)]:
+                checks.setdefault(id(check), HealthCheck(check)).models.append(model)
+        #: Those of the settings and of handlers, each once for all the models it stops.
+        self._checks = list(checks.values())
         is_on = conf.setting("BREAKER") is not None
         #: Told how tries of their models ended; empty where the settings have none.
         self.breakers = {model: CircuitBreaker(model) for model in checks_of} if is_on else {}
         #: What the last report of this process told.
         self._reported: dict[ThrottleKey, ThrottleState] = {}
-        if self.breakers:
-            contention_retried.connect(self._count_contention)
+        contention_retried.connect(self._count_contention)
 
     # What the claimer asks
 
@@ -269,16 +274,6 @@ class Throttles:
             for model in one.models
             if (state := one.state) is not None and clock() < state.until
         }
-
-
-def _checks(checks_of: Mapping[type[Model], Iterable[Any]]) -> list[HealthCheck]:
-    """Return the checks of the settings and of handlers, each once for all the models it stops."""
-    shared = [*map(loaded, conf.setting("HEALTH_CHECKS"))]
-    checks: dict[int, HealthCheck] = {}
-    for model, own in checks_of.items():
-        for check in [*shared, *map(loaded, own)]:
-            checks.setdefault(id(check), HealthCheck(check)).models.append(model)
-    return list(checks.values())
 
 
 def _log(event: str, text: str, key: ThrottleKey, state: ThrottleState) -> None:
