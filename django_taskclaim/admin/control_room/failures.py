@@ -12,6 +12,7 @@ from typing import Any
 from django.db import connections
 from django.utils.translation import gettext as _
 
+from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.monitoring.errors import LENGTH, TriedRow, backwards, tried_rows
@@ -155,8 +156,8 @@ def sample(rows: Rows, now: datetime) -> Sample:
     return Sample(largest, min(len(found), MOST), capped=len(found) > MOST)
 
 
-def keys_like(rows: Rows, group: Group, size: int) -> Iterator[list[Any]]:
-    """Yield the keys of all rows of the group, in their order, in parts of *size* at most."""
+def keys_like(rows: Rows, group: Group) -> Iterator[list[Any]]:
+    """Yield the keys of all rows of the group, in their order, a chunk at a time."""
     columns = claim_columns(rows.model)
     # The database leaves out most of the others; which are alike only ``normalised`` knows.
     if columns.error_class is not None and group.error:
@@ -166,7 +167,7 @@ def keys_like(rows: Rows, group: Group, size: int) -> Iterator[list[Any]]:
     left = rows.failed().order_by("pk")
     while True:
         with server_for(connections[rows.db]).bounded(READING_LIMIT):
-            part = list(tried_rows(left, size))
+            part = list(tried_rows(left, int(conf.setting("CHUNK_SIZE"))))
         if not part:
             return
         yield [failure.key for failure in part if group_of(failure) == group.id]

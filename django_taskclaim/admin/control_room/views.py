@@ -25,7 +25,6 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.views.decorators.http import conditional_page
 
-from django_taskclaim import conf
 from django_taskclaim.admin import forms
 from django_taskclaim.admin.actions import ClaimActions, claims_of, run_action
 from django_taskclaim.admin.control_room import failures, snapshot
@@ -68,8 +67,8 @@ class OverviewPage:
         self.site = site
         self.name, self.title = _("all models"), _("Control room")
 
-    def url(self, page: str = "") -> str:
-        return self.address("taskclaim_control_changelist") + (f"{page}/" if page else "")
+    def url(self) -> str:
+        return self.address("taskclaim_control_changelist")
 
     def address(self, name: str, *args: str) -> str:
         """Return the address of a page of the site; empty where it has none."""
@@ -216,21 +215,18 @@ class ModelPage(OverviewPage):
 
     def __init__(self, site: AdminSite, model: type[models.Model]) -> None:
         super().__init__(site)
-        registered: dict[Any, Any] = site._registry
-        self.model, self.label = model, model._meta.label
-        self.model_admin = registered.get(model)
-        self.name = str(model._meta.verbose_name_plural)
+        meta = model._meta
+        self.model, self.label = model, meta.label
+        self.model_admin = site._registry.get(model)
+        #: The list of the model's admin; empty where it has none.
+        self.list_url = self.address(f"{meta.app_label}_{meta.model_name}_changelist")
+        self.name = str(meta.verbose_name_plural)
         self.title = _("%(name)s: control room") % {"name": capfirst(self.name)}
         #: The database whose rows the page shows.
         self.alias = router.db_for_write(model)
 
-    def url(self, page: str = "") -> str:
-        return f"{super().url(self.model._meta.label_lower)}{f'{page}/' if page else ''}"
-
-    def admin_url(self, page: str, *args: str) -> str:
-        """Return the address of a page of the model's admin; empty where it has none."""
-        meta = self.model._meta
-        return self.address(f"{meta.app_label}_{meta.model_name}_{page}", *args)
+    def url(self) -> str:
+        return self.address("taskclaim_control_changelist", self.model._meta.label_lower)
 
     @property
     def crumbs(self) -> list[Crumb]:
@@ -248,7 +244,6 @@ class ModelPage(OverviewPage):
         """Return what the overview shows of the model."""
         seen, hour = known.seen, [slot.rate for slot in known.hour]
         state, note = snapshot.state_of(seen), policy_for(self.model).completion.note
-        has_filters = isinstance(self.model_admin, ClaimActions)
         return {
             "page": self,
             "state": state,
@@ -258,7 +253,7 @@ class ModelPage(OverviewPage):
             "segments": snapshot.segments(seen.progress) if seen else [],
             # What becomes of rows that are done where they cannot be counted: pages then show what is left.
             "outcome": _(note) if note else "",
-            "list_url": self.admin_url("changelist") if has_filters else "",
+            "list_url": self.list_url if isinstance(self.model_admin, ClaimActions) else "",
             "silent": len(seen.workers) - len(seen.living) if seen else 0,
             "hour": hour,
             "top": max(hour, default=0.0),
@@ -284,7 +279,7 @@ class ModelPage(OverviewPage):
         return {
             **vars(known),
             **self.line(known),
-            "overview_url": super().url(),
+            "overview_url": OverviewPage(self.site).url(),
             "may_operate": self.may("operate", request),
             "may_delete": self.may("delete", request),
             "may_configure": self.may("configure", request),
@@ -303,8 +298,7 @@ class ModelPage(OverviewPage):
     def back(self, request: HttpRequest) -> HttpResponseRedirect:
         """Return to the page; a user who may not look at it, to the list, or to the index where there is none."""
         may_look = self.may("view_control", request)
-        elsewhere = self.admin_url("changelist") or self.address("index")
-        return redirect(self.url() if may_look else elsewhere)
+        return redirect(self.url() if may_look else self.list_url or self.address("index"))
 
     def command(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then give one worker process the command to drain, stop or release."""
@@ -376,16 +370,16 @@ class ModelPage(OverviewPage):
             return forms.RetryForm(data, initial={**initial, "latest": latest})
 
         def run(answer: Answer) -> HttpResponseBase:
-            found, sent = (failure.key for failure in group.failures), answer.get("latest", "")
-            first = [[key for key in found if json.dumps(str(key)) in sent]]
-            size = int(conf.setting("CHUNK_SIZE"))
-            only_first = answer.get("first")
+            keys = failures.keys_like(rows, group)
+            if answer.get("first"):
+                found = [failure.key for failure in group.failures]
+                keys = iter([[key for key in found if json.dumps(str(key)) in answer["latest"]]])
             is_over = run_action(
                 request,
                 action,
                 rows,
                 model_admin=self.model_admin,
-                keys=first if only_first else failures.keys_like(rows, group, size),
+                keys=keys,
                 reason=f"{group.name} – {answer['reason']}".removesuffix(" – "),
             )
             # If the time was up, the page asks again, for the rest.
