@@ -59,11 +59,11 @@ from django_taskclaim.columns import (
 from django_taskclaim.completion import Archive
 from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.fields import ClaimColumn, PriorityField
-from django_taskclaim.findings import TAG, message
 from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.handlers import WAITS_PER_LEASE, Handler, handler_for
 from django_taskclaim.models import ClaimBase, RangeMixin
 from django_taskclaim.monitoring.server import server_for
+from django_taskclaim.monitoring.server.base import TAG, message
 from django_taskclaim.policy import SHORTEST_LEASE
 from django_taskclaim.querysets.completing import PREFIX, writable
 from django_taskclaim.querysets.scope import ClaimTarget

@@ -11,31 +11,16 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from django.db import InterfaceError, InternalError, OperationalError, connections
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.transaction import non_atomic_requests
 from django.db.utils import load_backend
 from django.http.response import HttpResponseBase
 
-from django_taskclaim.contention import Meaning, contention_code, meaning_of
 from django_taskclaim.db import dialect_for
-from django_taskclaim.exceptions import RetriesExhausted
 
 View = TypeVar("View", bound=Callable[..., HttpResponseBase])
-
-#: The database was away, read-only after a failover, or contended; what was tried may be tried again.
-TROUBLE = (OperationalError, InterfaceError, InternalError, RetriesExhausted)
-
-
-def is_contention(error: BaseException) -> bool:
-    """Say whether others were in the way, which says nothing about the database being there."""
-    return isinstance(error, RetriesExhausted) or contention_code(error) is not None
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Say whether *error* speaks of the rows that were to be written, and not of the database, nor of others."""
-    return not isinstance(error, TROUBLE) or meaning_of(error) is Meaning.REFUSAL
 
 
 def use_own_connection(using: str) -> None:

@@ -22,8 +22,9 @@ from enum import Enum, auto
 from typing import ParamSpec, TypeAlias, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
-from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import Error, InterfaceError, InternalError, OperationalError
 from django.dispatch import Signal
 
 from django_taskclaim import conf
@@ -105,6 +106,20 @@ def contention_code(error: BaseException | None) -> Code | None:
 def meaning_of(error: BaseException) -> Meaning | None:
     """Return what the database says with ``error``; None where it says nothing, because the error is not its own."""
     return _answer(error)[1]
+
+
+#: The database was away, read-only after a failover, or contended; what was tried may be tried again.
+TROUBLE = (OperationalError, InterfaceError, InternalError, RetriesExhausted)
+
+
+def is_contention(error: BaseException) -> bool:
+    """Say whether others were in the way, which says nothing about the database being there."""
+    return isinstance(error, RetriesExhausted) or contention_code(error) is not None
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Say whether *error* speaks of the rows that were to be written, and not of the database, nor of others."""
+    return not isinstance(error, TROUBLE) or meaning_of(error) is Meaning.REFUSAL
 
 
 def _answer(error: BaseException | None) -> tuple[Code | None, Meaning | None]:

@@ -13,10 +13,10 @@ from django_taskclaim.checks import OUR_APPS, check_servers
 from django_taskclaim.columns import has_ranges, is_claimable, is_companion, source_link
 from django_taskclaim.contention import Meaning, meaning_of
 from django_taskclaim.db.sql import real_name
-from django_taskclaim.findings import TAG
 from django_taskclaim.formatting import first_line, format_duration, listed
 from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.monitoring.server import server_for
+from django_taskclaim.monitoring.server.base import TAG
 from django_taskclaim.querysets.scope import ClaimTarget, no_transaction
 from django_taskclaim.ranges.keys import source_of
 

@@ -21,7 +21,7 @@ from django.db.models.signals import post_init, pre_init
 
 from django_taskclaim.claim import ATTRIBUTE, LOADED, UNCHANGED, Claim, attach, carried_claims
 from django_taskclaim.columns import memoized
-from django_taskclaim.connecting import TROUBLE
+from django_taskclaim.contention import TROUBLE
 from django_taskclaim.db import SwitchIsOn
 from django_taskclaim.db.sql import Bound, ClaimedRow, ClaimStatement, Key
 from django_taskclaim.fields import QUARANTINED, QUARANTINED_UNSTARTED, is_quarantine_mark

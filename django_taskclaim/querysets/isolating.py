@@ -21,8 +21,7 @@ from django.db.models.deletion import ProtectedError, RestrictedError
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.connecting import is_refusal
-from django_taskclaim.contention import contention_code
+from django_taskclaim.contention import contention_code, is_refusal
 from django_taskclaim.db.sql import Key, sql
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import TaskClaimError

@@ -19,8 +19,8 @@ from django.db.models import Q
 from django.db.models.query import ModelIterable
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
-from django_taskclaim.connecting import TROUBLE, drop_broken
-from django_taskclaim.contention import contention_code, retry_on_contention
+from django_taskclaim.connecting import drop_broken
+from django_taskclaim.contention import TROUBLE, contention_code, retry_on_contention
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.db.base import Dialect
 from django_taskclaim.db.sql import SQL, ClaimStatement, KeyTable, Table

@@ -31,8 +31,7 @@ from django_taskclaim.claim import (
     standing_claim,
 )
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.connecting import is_refusal
-from django_taskclaim.contention import retry_on_contention
+from django_taskclaim.contention import is_refusal, retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.db.sql import SKIP, SQL, WAIT, Change, Key, Keys, OwnValues, Row, sql
 from django_taskclaim.error_text import describe, escape_to_ascii, redact, text_to_store

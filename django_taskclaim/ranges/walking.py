@@ -16,7 +16,7 @@ from django.db import DatabaseError, models
 from django.db.models import F
 
 from django_taskclaim.claim import Claim, carried_claim, clock, show, standing_claim
-from django_taskclaim.connecting import is_contention
+from django_taskclaim.contention import is_contention
 from django_taskclaim.db.sql import Change, value
 from django_taskclaim.exceptions import (
     RangeInterrupted,

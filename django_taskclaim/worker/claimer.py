@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from django_taskclaim import connecting
+from django_taskclaim import connecting, contention
 from django_taskclaim.claim import clock, new_holder
 from django_taskclaim.monitoring.overview import seconds_due
 from django_taskclaim.querysets.claiming import ClaimCall, claim
@@ -191,7 +191,7 @@ class Claimer(WorkerThread):
         try:
             pause = self._claim(feed, poll)
         except Exception as error:
-            if not connecting.is_refusal(error):
+            if not contention.is_refusal(error):
                 # The reason for this look still holds.
                 feed.next_look = 0.0
                 raise

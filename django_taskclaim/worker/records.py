@@ -9,7 +9,7 @@ from django.db import models
 
 from django_taskclaim.claim import claim_of, clock
 from django_taskclaim.columns import source_key_text
-from django_taskclaim.connecting import is_refusal
+from django_taskclaim.contention import is_refusal
 from django_taskclaim.error_text import class_and_text, describe, log, one_line
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.formatting import counted, with_source

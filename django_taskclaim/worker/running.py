@@ -18,17 +18,14 @@ from django_taskclaim.claim import Ended, clock, standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.companions import hand_out, lacks_source, load_sources
 from django_taskclaim.connecting import (
-    TROUBLE,
     begin_handler,
     drop_broken,
     ensure_all_usable,
     ensure_usable,
     has_opened,
-    is_contention,
-    is_refusal,
     left_open,
 )
-from django_taskclaim.contention import Meaning, meaning_of
+from django_taskclaim.contention import TROUBLE, Meaning, is_contention, is_refusal, meaning_of
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.utils.module_loading import import_string
 
-from django_taskclaim import conf, connecting
+from django_taskclaim import conf, connecting, contention
 from django_taskclaim.claim import clock, process_name
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.handlers import Handler
@@ -135,7 +135,7 @@ class Service(WorkerThread):
 
         # The leases of this process depend on this thread going on.
         error = self.attempt(what, do)
-        if error and not (connecting.is_contention(error) or connecting.is_refusal(error)):
+        if error and not (contention.is_contention(error) or contention.is_refusal(error)):
             self.keeper.away_at = clock()
             for feed in self.feeds:
                 feed.reaper.start_over()

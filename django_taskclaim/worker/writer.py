@@ -13,10 +13,9 @@ from typing import Any
 from django.db import Error, connections
 from django.db.models import Model
 
-from django_taskclaim import connecting
+from django_taskclaim import connecting, contention
 from django_taskclaim.claim import COMPLETED, Ended, carried_claim, clock
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.contention import Meaning, meaning_of, waiting_once
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import class_and_text, one_line, text_to_store
 from django_taskclaim.exceptions import ClaimLost
@@ -102,7 +101,7 @@ class Writer:
         def attempt(rows: Sequence[HeldRow]) -> None:
             try:
                 self._send(result, rows)
-            except connecting.TROUBLE as error:
+            except contention.TROUBLE as error:
                 # What a session in trouble refused may pass at a second try.
                 if not search.is_of_a_row(error):
                     raise
@@ -125,7 +124,7 @@ class Writer:
                 # Its handler may be saving it as another row.
                 held.carrier()
         try:
-            with waiting_once(self.using):
+            with contention.waiting_once(self.using):
                 if result.locked:
                     rows, locked = self._write_unlocked(result, rows)
                 else:
@@ -134,7 +133,7 @@ class Writer:
             self._log_lost(result, _those_of(rows, error.lost))
         except Exception as error:
             if (
-                not connecting.is_contention(error)
+                not contention.is_contention(error)
                 or dialect_for(connections[self.using]).has_one_writer
             ):
                 raise
@@ -323,15 +322,15 @@ class _Search:
         Raises the error of a database that is away.
         """
         connection = connections[self.using]
-        if connecting.is_contention(error):
+        if contention.is_contention(error):
             return False
-        if connecting.is_refusal(error):
+        if contention.is_refusal(error):
             if not connection.in_atomic_block:
                 # The answer may have been the last of its session.
                 connecting.ensure_usable(self.using)
             return True
         self._ended_session = error
-        if connection.in_atomic_block or meaning_of(error) is Meaning.SERVER:
+        if connection.in_atomic_block or contention.meaning_of(error) is contention.Meaning.SERVER:
             # The session goes on, but the server can write nothing.
             return False
         connecting.drop_broken(self.using)
@@ -340,7 +339,7 @@ class _Search:
 
     def check(self, error: Exception, *, is_first: bool) -> None:
         """Raise the error of a session that has ended because the database was away: no result is to blame."""
-        is_doubtful = is_first or not connecting.is_refusal(error)
+        is_doubtful = is_first or not contention.is_refusal(error)
         if is_doubtful and self._ended_session is not None and self.was_away_since(self.began):
             raise self._ended_session
 

@@ -1,4 +1,7 @@
-"""What a database reports about itself: statistics, indexes, lag, and settings that break a promise."""
+"""What a database reports about itself: statistics, indexes, lag, and settings that break a promise.
+
+What a system check finds is written here, too: a sentence, and a hint that says what to do.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -6,7 +9,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any, ClassVar, NamedTuple
 
-from django.core.checks import CheckMessage
+from django.core.checks import CheckMessage, Error, Warning
 from django.db import NotSupportedError, OperationalError, transaction
 
 from django_taskclaim.db.base import Dialect
@@ -20,6 +23,16 @@ class Estimate(NamedTuple):
     rows: float
     #: The number of rows in each state that is known.
     by_state: Mapping[str, float]
+
+
+#: What the ids of the system checks begin with.
+TAG = "taskclaim"
+
+
+def message(number: str, text: str, hint: str, obj: object = None) -> CheckMessage:
+    """Return an error for ``E…``, a warning for ``W…``."""
+    kind = Error if number.startswith("E") else Warning
+    return kind(text, hint=hint, obj=obj, id=f"{TAG}.{number}")
 
 
 def option_hint(alias: str, name: str, value: Any) -> str:

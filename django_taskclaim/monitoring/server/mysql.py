@@ -10,8 +10,7 @@ from django.db import DatabaseError, NotSupportedError
 
 from django_taskclaim.db.mysql import changed_setting, is_mariadb
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
-from django_taskclaim.findings import message
-from django_taskclaim.monitoring.server.base import Server, option_hint
+from django_taskclaim.monitoring.server.base import Server, message, option_hint
 
 #: CLIENT_FOUND_ROWS of the client library: an UPDATE counts the rows it found, changed or not.
 FOUND_ROWS = 2

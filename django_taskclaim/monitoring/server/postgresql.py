@@ -9,8 +9,7 @@ from django.core.checks import CheckMessage
 
 from django_taskclaim.db.postgresql import configured_isolation
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
-from django_taskclaim.findings import message
-from django_taskclaim.monitoring.server.base import Server, option_hint
+from django_taskclaim.monitoring.server.base import Server, message, option_hint
 
 #: How many rows a step gives, as EXPLAIN writes it.
 PLANNED = re.compile(r" rows=(\d+)")

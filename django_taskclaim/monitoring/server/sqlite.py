@@ -8,8 +8,7 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 
-from django_taskclaim.findings import message
-from django_taskclaim.monitoring.server.base import Server, option_hint
+from django_taskclaim.monitoring.server.base import Server, message, option_hint
 
 #: SQLite's clock is looked at after so many steps of its machine: some tenths of a millisecond.
 INSTRUCTIONS = 20_000
