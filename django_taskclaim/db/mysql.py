@@ -264,9 +264,7 @@ class MySQL(Dialect):
         own = () if change is None else change.own
         names = [f"k{n}" for n in range(len(table.key))]
         columns = [f"{column} AS {name}" for column, name in zip(table.key, names, strict=True)]
-        for n, one in enumerate(own):
-            typed = table.column(one.field) if one.stored == "{}" else "NULL"
-            columns.append(f"{typed} AS v{n}")
+        columns += [f"{table.column(one.field)} AS v{n}" for n, one in enumerate(own)]
         types = SQL(f"SELECT {', '.join(columns)} FROM {table.name} WHERE 1 = 0")
         listed = sql(
             "({}) {} STRAIGHT_JOIN {} ON {} AND {}",

@@ -145,7 +145,7 @@ class PostgreSQL(Dialect):
         nothing = "(SELECT {} FROM {} WHERE 1 = 0)".format
         typed = [nothing(column, table.name) for column in table.key]
         for one in own:
-            is_text = one.stored == "{}" and all(
+            is_text = all(
                 v.text == "%s" and isinstance(v.params[0], str | list | None) for v in one.values
             )
             typed.append(nothing(table.column(one.field), table.name) if is_text else "NULL")

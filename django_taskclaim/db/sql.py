@@ -106,8 +106,6 @@ class OwnValues(NamedTuple):
     field: AnyField
     #: In the order of the rows' keys.
     values: Sequence[SQL]
-    #: The expression that is stored, with ``{}`` in place of the value.
-    stored: str = "{}"
 
 
 class Change(NamedTuple):
@@ -118,11 +116,10 @@ class Change(NamedTuple):
 
     def assignments(self, table: "KeyTable", *, joined: bool = False) -> SQL:
         """Return the SET list for a single row, or, if a list of values is *joined*, for several."""
-        values = [
-            SQL(one.stored.format(f"{VALUES}.v{n}")) if joined else sql(one.stored, one.values[0])
+        own = [
+            table.assign(one.field, SQL(f"{VALUES}.v{n}") if joined else one.values[0])
             for n, one in enumerate(self.own)
         ]
-        own = [table.assign(one.field, to) for one, to in zip(self.own, values, strict=True)]
         return SQL.join(", ", [*self.shared, *own])
 
 
@@ -401,9 +398,6 @@ def rows_by_role(fields: Fields, table: Table, rows: Sequence[Row]) -> list[Clai
 class Statements:
     """The statements that one connection sends for the verbs, and how where nothing special is known."""
 
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        self.connection = connection
-
     #: The clock of the database, in UTC, in the stored form of a moment.
     now: ClassVar[str]
     #: The moment that lies a number of seconds from now; the number replaces the ``{}``.
@@ -423,6 +417,9 @@ class Statements:
     walks_small_tables: ClassVar[bool] = False
     #: Whether ``(a, b) > (1, 2)`` is found by an index over a and b.
     seeks_row_values: ClassVar[bool] = True
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.connection = connection
 
     def fetch(self, statement: SQL) -> list[Raw]:
         """Run a statement and return all its rows, so that nothing stays half executed."""

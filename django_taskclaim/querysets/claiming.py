@@ -52,7 +52,7 @@ class ClaimCall:
     started: float
     include_held: bool = False
     durable: bool = True
-    #: Whether the holder notes in the database when it starts a quarantined row; see ``failing.note_start``.
+    #: Whether the holder notes in the database when it starts a quarantined row; see ``writes.note_start``.
     notes_start: bool = False
     #: Where the holder's last claim ended.
     cursor: Cursor | None = None

@@ -490,10 +490,10 @@ def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
 
 def _waits(waits: Mapping[Key, timedelta], held: HeldRows) -> list[OwnValues]:
     """Return the waiting time of each row, where the model has one."""
-    waiting = held.target.columns.not_before
-    seconds = [SQL("%s", (waits[key].total_seconds(),)) for key in held.keys]
-    moment = held.target.dialect.moment_after
-    return [] if waiting is None else [OwnValues(waiting, seconds, moment)]
+    target = held.target
+    ends = [target.dialect.later(waits[key]) for key in held.keys]
+    waiting = target.columns.not_before
+    return [] if waiting is None else [OwnValues(waiting, ends)]
 
 
 def _write_failure(
