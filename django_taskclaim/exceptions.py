@@ -131,12 +131,11 @@ class RetryLater(TaskClaimError):
 
 
 class RangeInterrupted(RetryLater):
-    """Ends a handler's walk over a range whose worker wants it back: the range goes on later, from its checkpoint."""
+    """Ends a handler's work on a range that its worker wants back: the range goes on later, from its checkpoint.
+
+    Or on one that was split since: the key that a checkpoint was to be set at is in the part of others.
+    """
 
 
 class RangeUnfinished(TaskClaimError):
     """A handler returned before its range was done, so the range must not be completed."""
-
-
-class RangeSplit(RangeInterrupted):
-    """The range ends before the key that a checkpoint was to be set at: others do the rest of it."""

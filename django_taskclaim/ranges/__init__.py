@@ -155,7 +155,7 @@ class RangeMixin(ClaimBase):
         """Write that the claimed range is done up to and with *key* of the source; for loops that ``rows()`` is not.
 
         To be called in the transaction of what was done, so that both are committed or neither. *rows* adds to
-        ``rows_done``. Raises ClaimLost where the claim is lost, RangeSplit where *key* belongs to others now,
+        ``rows_done``. Raises ClaimLost where the claim is lost, RangeInterrupted where *key* belongs to others now,
         and ValueError for a key outside what is left of the range; the transaction must then be rolled back.
         RuntimeError in one that does not see what others commit.
         """

@@ -18,12 +18,7 @@ from django.db.models import F
 from django_taskclaim.claim import Claim, carried_claim, clock, show, standing_claim
 from django_taskclaim.contention import is_contention
 from django_taskclaim.db.sql import Change, value
-from django_taskclaim.exceptions import (
-    RangeInterrupted,
-    RangeSplit,
-    RangeUnfinished,
-    RetriesExhausted,
-)
+from django_taskclaim.exceptions import RangeInterrupted, RangeUnfinished, RetriesExhausted
 from django_taskclaim.querysets.scope import Rows, is_running, refuse_old_snapshots, run
 from django_taskclaim.querysets.writes import raise_lost
 from django_taskclaim.ranges.keys import Range, RangeTarget, key_at, reached
@@ -248,7 +243,7 @@ def _advance(row: Range, claim: Claim, target: RangeTarget, last: str, rows: int
     if target.rows(upper, key).exists():
         if row.upper == known:
             raise ValueError(f"{last} lies beyond the end of the range, {row.upper}.")
-        raise RangeSplit(
+        raise RangeInterrupted(
             0,
             f"the range was split, and {last} is now in the part of others; it goes on at its checkpoint",
         )

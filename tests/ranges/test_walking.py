@@ -7,7 +7,7 @@ import pytest
 from django.db import connection, transaction
 
 from django_taskclaim import handler
-from django_taskclaim.exceptions import ClaimLost, RangeSplit, RangeUnfinished
+from django_taskclaim.exceptions import ClaimLost, RangeInterrupted, RangeUnfinished
 from django_taskclaim.handlers import unregister
 from django_taskclaim.ranges import walking
 from django_taskclaim.testing import run_due
@@ -184,7 +184,7 @@ def test_advance_refuses_keys_outside_of_what_is_left() -> None:
         with pytest.raises(ValueError, match=sentence):
             range_.advance(wrong)
     assert split(IntRange)
-    with pytest.raises(RangeSplit):
+    with pytest.raises(RangeInterrupted, match="was split"):
         chunk_up_to(range_, key[15])
     assert counters(IntRange) == {0}
     chunk_up_to(range_, key[4])
