@@ -30,9 +30,7 @@ from django_taskclaim.db.sql import (
     Raw,
     Rows,
     Values,
-    bind,
     real_name,
-    rows_by_role,
     sql,
     value,
 )
@@ -159,20 +157,18 @@ class MySQL(Dialect):
         keys = claim(statement, values)
         parts = self.chunks(keys, table)
         rows = [row for part in parts for row in self.select(table, fields, table.keyed(part))]
-        return rows_by_role(fields, table, rows)
+        return statement.by_role(rows)
 
     def _lock_and_claim(self, statement: ClaimStatement, values: Values) -> list[Key]:
         """Lock the first rows that nobody else has, claim them, and return their keys."""
         table = statement.table
-        candidates, condition = (
-            bind(statement.candidates, values),
-            bind(statement.condition, values),
-        )
+        candidates = statement.candidates.bind(values)
+        condition = statement.condition.bind(values)
         keys = self._lock_chosen(table, candidates, condition, values["limit"])
         if not keys:
             return []
-        change = Change([bind(statement.assignments, values)])
-        written = self.write(table, keys, change, bind(statement.claimable, values))
+        change = Change([statement.assignments.bind(values)])
+        written = self.write(table, keys, change, statement.claimable.bind(values))
         if not written:
             # A pause was committed between the two statements.
             return []
@@ -238,8 +234,8 @@ class MySQL(Dialect):
             sql(
                 "UPDATE {} SET {} WHERE {} ORDER BY {} LIMIT {}",
                 table.name,
-                bind(statement.assignments, {**values, "holder": mark}),
-                bind(statement.condition, values),
+                statement.assignments.bind({**values, "holder": mark}),
+                statement.condition.bind(values),
                 ", ".join(ranking),
                 value(values["limit"]),
             )

@@ -34,6 +34,10 @@ Rows: TypeAlias = "models.QuerySet[Any]"
 Raw: TypeAlias = tuple[Any, ...]
 Row: TypeAlias = list[Any]
 
+#: What one claim binds in a statement: its ``limit`` and ``holder``, its ``lease`` in seconds, and what the candidates
+#: name.
+Values = Mapping[str, Any]
+
 #: Stands for all transactions that wait for the second phase of their commit: they cannot be told apart.
 PREPARED = "prepared"
 
@@ -63,6 +67,11 @@ class SQL(NamedTuple):
 
     text: str
     params: Raw = ()
+
+    def bind(self, values: Values) -> "SQL":
+        """Return a part of a cached statement with the values of one claim."""
+        params = [values[one.name] if type(one) is Bound else one for one in self.params]
+        return SQL(self.text, tuple(params))
 
     @classmethod
     def join(cls, separator: str, pieces: Iterable["SQL"]) -> "SQL":
@@ -359,37 +368,25 @@ class ClaimStatement:
     #: The whole claim, for databases that claim by one statement.
     whole: SQL
 
-
-#: What one claim binds in a statement: its ``limit`` and ``holder``, its ``lease`` in seconds, and what the candidates
-#: name.
-Values = Mapping[str, Any]
-
-
-def bind(part: SQL, values: Values) -> SQL:
-    """Return a part of a cached statement with the values of one claim."""
-    params = [values[one.name] if type(one) is Bound else one for one in part.params]
-    return SQL(part.text, tuple(params))
-
-
-def rows_by_role(fields: Fields, table: Table, rows: Sequence[Row]) -> list[ClaimedRow]:
-    """Return rows of the columns *fields*, those with a role among them, as rows by role."""
-    columns, at = table.columns, {field: place for place, field in enumerate(fields)}
-    keys, iteration = [at[field] for field in columns.key], at[columns.iteration]
-    attempts = iteration if columns.attempts is None else at[columns.attempts]
-    waiting = None if columns.not_before is None else at[columns.not_before]
-    priority = None if columns.priority is None else at[columns.priority]
-    first, is_single = keys[0], len(keys) == 1
-    return [
-        ClaimedRow(
-            row[first] if is_single else tuple([row[place] for place in keys]),
-            row[iteration],
-            row[attempts],
-            None if waiting is None else row[waiting],
-            None if priority is None else row[priority],
-            row,
-        )
-        for row in rows
-    ]
+    def by_role(self, rows: Sequence[Row]) -> list[ClaimedRow]:
+        """Return rows of the statement's fields as rows by role."""
+        columns, at = self.table.columns, {field: place for place, field in enumerate(self.fields)}
+        keys, iteration = [at[field] for field in columns.key], at[columns.iteration]
+        attempts = iteration if columns.attempts is None else at[columns.attempts]
+        waiting = None if columns.not_before is None else at[columns.not_before]
+        priority = None if columns.priority is None else at[columns.priority]
+        first, is_single = keys[0], len(keys) == 1
+        return [
+            ClaimedRow(
+                row[first] if is_single else tuple([row[place] for place in keys]),
+                row[iteration],
+                row[attempts],
+                None if waiting is None else row[waiting],
+                None if priority is None else row[priority],
+                row,
+            )
+            for row in rows
+        ]
 
 
 # Statements
@@ -460,9 +457,8 @@ class Statements:
 
     def claim(self, statement: ClaimStatement, values: Values) -> list[ClaimedRow]:
         """Claim up to ``limit`` rows by one statement, and return them in no particular order."""
-        table, fields = statement.table, statement.fields
-        rows = table.python_rows(fields, self.fetch(bind(statement.whole, values)))
-        return rows_by_role(fields, table, rows)
+        raw = self.fetch(statement.whole.bind(values))
+        return statement.by_role(statement.table.python_rows(statement.fields, raw))
 
     def update_free(
         self, table: Table, chosen: SQL, assignments: SQL, condition: SQL, returned: str

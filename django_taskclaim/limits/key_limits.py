@@ -17,7 +17,7 @@ from django.db import models
 from django.db.models import Count, Q
 
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.db.sql import SQL, Bound, Key, bind, sql
+from django_taskclaim.db.sql import SQL, Bound, Key, sql
 from django_taskclaim.fields import AnyField
 from django_taskclaim.policy import Policy, policies_over
 from django_taskclaim.querysets import scope
@@ -92,7 +92,7 @@ class KeyLimit:
             for value in values:
                 key = self.field.get_db_prep_value(value, target.dialect.connection)
                 name = f"taskclaim_{len(parts)}"
-                parts.append(sql("SELECT * FROM ({}) {}", bind(first, {"key": key}), name))
+                parts.append(sql("SELECT * FROM ({}) {}", first.bind({"key": key}), name))
         firsts = table.python_keys(target.dialect.fetch(SQL.join(" UNION ALL ", parts)))
         ordered = self._in_order(target, target.rows.filter(pk__in=firsts))
         names = [field.attname for field in (*columns.key, self.field, columns.status)]
