@@ -114,7 +114,6 @@ class Control(Switch):
 
     class Meta:
         proxy = True
-        db_table = SWITCH_TABLE
         default_permissions = ()
         verbose_name = _("control room")
         verbose_name_plural = _("control room")
@@ -142,7 +141,6 @@ class WorkerProcess(models.Model):
     alive: bool
 
     class Meta:
-        db_table = "taskclaim_workerprocess"
         verbose_name_plural = _("worker processes")
 
     def serves(self, model: type[models.Model]) -> bool:
@@ -156,9 +154,6 @@ class RateLevel(models.Model):
     scope = models.CharField(max_length=200, primary_key=True)
     level = models.FloatField()
     at = MomentField()
-
-    class Meta:
-        db_table = "taskclaim_ratelevel"
 
 
 class NamedLease(models.Model):

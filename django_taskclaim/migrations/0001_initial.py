@@ -27,7 +27,6 @@ class Migration(migrations.Migration):
                 ("level", models.FloatField()),
                 ("at", MomentField()),
             ],
-            options={"db_table": "taskclaim_ratelevel"},
         ),
         migrations.CreateModel(
             name="Switch",
@@ -65,10 +64,7 @@ class Migration(migrations.Migration):
                 ("last_error", ErrorClassField(blank=True, default="", max_length=500)),
                 ("throttles", models.JSONField(blank=True, default=list)),
             ],
-            options={
-                "verbose_name_plural": "worker processes",
-                "db_table": "taskclaim_workerprocess",
-            },
+            options={"verbose_name_plural": "worker processes"},
         ),
         migrations.CreateModel(
             name="Control",
@@ -76,7 +72,6 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "control room",
                 "verbose_name_plural": "control room",
-                "db_table": "taskclaim_switch",
                 "proxy": True,
                 "default_permissions": (),
             },
