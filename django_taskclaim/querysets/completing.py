@@ -9,7 +9,7 @@ from django.db import models
 from django_taskclaim.claim import COMPLETED as ENDED_WELL
 from django_taskclaim.columns import LINK, KeyColumns, is_claimable, is_companion, source_link
 from django_taskclaim.completion import Archive, Clear, Delete
-from django_taskclaim.db.sql import Change, KeyTable, OwnValues
+from django_taskclaim.db.sql import SQL, Change, KeyTable, OwnValues
 from django_taskclaim.exceptions import SourceGone, TaskClaimError
 from django_taskclaim.fields import AnyField
 from django_taskclaim.policy import policy_for
@@ -69,8 +69,7 @@ def _completion(target: ClaimTarget, names: Collection[str]) -> Write:
             verb.shown, own, inherited = AS_LEFT, [], []
             verb.deletes = can_fast_delete(target)
             verb.then = [] if verb.deletes else [_remove]
-    if own:
-        verb.own, verb.per_row = partial(_values_of, own), len(own)
+    verb.own = {field: partial(_values_of, field) for field in own}
     if of_source:
         verb.then.insert(0, partial(_write_sources, of_source))
     if inherited:
@@ -78,8 +77,8 @@ def _completion(target: ClaimTarget, names: Collection[str]) -> Write:
     return verb
 
 
-def _values_of(fields: Sequence[AnyField], held: HeldRows) -> list[OwnValues]:
-    return own_values(held.target.table, fields, held.rows)
+def _values_of(field: AnyField, held: HeldRows) -> list[SQL]:
+    return saved_values(held.target.table, field, held.rows)
 
 
 # Results
@@ -130,14 +129,9 @@ def writable(model: type[models.Model]) -> set[str]:
     }
 
 
-def own_values(
-    table: KeyTable, fields: Sequence[AnyField], instances: Sequence[models.Model]
-) -> list[OwnValues]:
-    """Return the values that the instances have in each of *fields*, prepared as ``save()`` does."""
-    return [
-        OwnValues(field, table.bound_all(field, [field.pre_save(one, False) for one in instances]))
-        for field in fields
-    ]
+def saved_values(table: KeyTable, field: AnyField, instances: Sequence[models.Model]) -> list[SQL]:
+    """Return the values that the instances have in *field*, prepared as ``save()`` does."""
+    return table.bound_all(field, [field.pre_save(one, False) for one in instances])
 
 
 def _write_inherited(fields: Sequence[AnyField], held: HeldRows) -> None:
@@ -174,7 +168,8 @@ def _write(
         names = [field.attname for field in table.columns.key]
         by_key = {table.key_of([getattr(one, name) for name in names]): one for one in instances}
         for keys in target.dialect.chunks(sorted(by_key), table, len(of_table)):
-            values = own_values(table, of_table, [by_key[key] for key in keys])
+            some = [by_key[key] for key in keys]
+            values = [OwnValues(field, saved_values(table, field, some)) for field in of_table]
             if target.dialect.write(table, keys, Change([], values)) < len(keys):
                 there = set(target.dialect.select_keys(table, keys))
                 gone += [by_key[key] for key in keys if key not in there]

@@ -36,7 +36,7 @@ from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.db.sql import SKIP, SQL, WAIT, Change, Key, Keys, OwnValues, Row, sql
 from django_taskclaim.error_text import describe, escape_to_ascii, redact, text_to_store
 from django_taskclaim.exceptions import ClaimLost, CommitUnknown, Permanent
-from django_taskclaim.fields import QUARANTINED
+from django_taskclaim.fields import QUARANTINED, AnyField
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import scope
 from django_taskclaim.querysets.isolating import send_around
@@ -217,9 +217,8 @@ class Write:
 
     #: What becomes of all rows alike.
     sets: Columns
-    #: Returns columns in which each row gets a value of its own, and how many these are.
-    own: Callable[[HeldRows], Sequence[OwnValues]] | None = None
-    per_row: int = 0
+    #: Columns in which each row gets a value of its own, each with what returns these.
+    own: Mapping[AnyField, Callable[[HeldRows], Sequence[SQL]]] = field(default_factory=dict)
     #: Whether the statement deletes the rows.
     deletes: bool = False
     #: What else belongs to the same transaction: each step is called with the rows of one statement, just written.
@@ -279,7 +278,7 @@ def _send(held: HeldRows, verb: Write) -> HeldRows:
     One statement that needs no transaction commits by itself. Otherwise all are written in one transaction: so are
     rows of an earlier COMMIT that was not answered, for a statement that ends its session would be sent for ever.
     """
-    target, parts = held.target, held.parts(verb.per_row)
+    target, parts = held.target, held.parts(len(verb.own))
     unsure = [claim for claim in held.claims if claim.unanswered]
     patience = scope.PATIENCE if unsure and scope.no_transaction(target.dialect.connection) else 0.0
     send = partial(run, target, savepoint=verb.savepoint, patience=patience)
@@ -320,7 +319,7 @@ def _send_one(held: HeldRows, verb: Write) -> Keys | None:
     """Send one statement and return the keys written; None where the count was short and does not say which."""
     target, change = held.target, None
     if not verb.deletes:
-        own = verb.own(held) if verb.own is not None else ()
+        own = [OwnValues(column, values(held)) for column, values in verb.own.items()]
         change = Change(target.setting(verb.sets), own)
     return target.dialect.write_held(target.table, held.keys, held.fence(), change)
 
@@ -483,17 +482,15 @@ def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
         if last.rows:
             store_text(partial(_write_failure, given, last, verb(sets=scope.FAILED)), text)
         if again.rows:
-            with_waits = verb(sets=scope.OPEN_AGAIN, own=partial(_waits, waits), per_row=1)
+            waiting = held.target.columns.not_before
+            own = {} if waiting is None else {waiting: partial(_waits, waits)}
+            with_waits = verb(sets=scope.OPEN_AGAIN, own=own)
             store_text(partial(_write_failure, given, again, with_waits), text)
     return given.end()
 
 
-def _waits(waits: Mapping[Key, timedelta], held: HeldRows) -> list[OwnValues]:
-    """Return the waiting time of each row, where the model has one."""
-    target = held.target
-    ends = [target.dialect.later(waits[key]) for key in held.keys]
-    waiting = target.columns.not_before
-    return [] if waiting is None else [OwnValues(waiting, ends)]
+def _waits(waits: Mapping[Key, timedelta], held: HeldRows) -> list[SQL]:
+    return [held.target.dialect.later(waits[key]) for key in held.keys]
 
 
 def _write_failure(
@@ -506,7 +503,7 @@ def _write_failure(
         "error_class": error_class,
         "last_error": last_error,
     }
-    verb.shown = verb.sets if verb.own is None else {**verb.sets, "not_before": scope.NOW}
+    verb.shown = {**verb.sets, "not_before": scope.NOW} if verb.own else verb.sets
     given.write(held, verb)
 
 
