@@ -26,7 +26,7 @@ from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import Action
 from django_taskclaim.control.audit import record_action
-from django_taskclaim.doctor.setup import missing_tables
+from django_taskclaim.doctor import missing_tables
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line, listed
 from django_taskclaim.querysets import ClaimQuerySet

@@ -210,13 +210,12 @@ def _waiting(opened: Any, progress: Progress, now: datetime) -> dict[str, Any]:
         opened = opened.order_by(*columns.order)[:MOST]
         beyond = max(0, progress.open - MOST)
     status = columns.status.name
-    asked: dict[str, Any] = {"due": Count(status)}
+    asked: dict[str, Any] = {"due": Count(status, filter=is_due(columns, now))}
     if created is not None:
         asked["created"] = Min(created.name, filter=never_waited(columns))
     if columns.not_before is not None:
         name = columns.not_before.name
         asked |= {
-            "due": Count(status, filter=is_due(columns, now)),
             "waited": Min(name, filter=Q(**{f"{name}__lte": now, f"{name}__gt": NEVER_WAITED})),
             "next": Min(name, filter=Q(**{f"{name}__gt": now, f"{name}__lt": OPEN_ENDED})),
             "open_ended": Count(status, filter=Q(**{name: OPEN_ENDED})),

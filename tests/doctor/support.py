@@ -10,9 +10,9 @@ from django.core.checks import CheckMessage
 from django.core.management import CommandError, call_command
 from django.db import connection, models
 
+from django_taskclaim.doctor import examine
 from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.indexes import ClaimIndex
-from django_taskclaim.management.commands.claimdoctor import examine
 from tests.querysets.support import claimable_rows, owner_of, table_of
 
 #: For tests that change tables, which no savepoint takes back everywhere.

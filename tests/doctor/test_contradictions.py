@@ -6,7 +6,7 @@ import pytest
 from django.core.management import call_command
 from django.db import models
 
-from django_taskclaim.management.commands.claimdoctor import examine
+from django_taskclaim.doctor import examine
 from tests.doctor.support import doctor_text, send
 from tests.factories import make
 from tests.querysets.support import clock, set_raw

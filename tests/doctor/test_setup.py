@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
-from django_taskclaim.doctor import setup
+from django_taskclaim.doctor import examine
 from django_taskclaim.management.base import lacking
-from django_taskclaim.management.commands.claimdoctor import examine
 from django_taskclaim.models import Switch
 from tests.commands import nobody_answers, table_away
 from tests.doctor.support import changes_tables, doctor, doctor_text, handling, send
@@ -86,7 +85,7 @@ def test_the_command_reports_what_the_checks_find() -> None:
 def test_dead_rows_are_counted_until_a_vacuum_has_cleared_them_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(setup, "TOO_MANY_DEAD", 80)
+    monkeypatch.setattr("django_taskclaim.doctor.TOO_MANY_DEAD", 80)
     table = Photo._meta.db_table
     send(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
     try:
@@ -104,7 +103,7 @@ def test_dead_rows_are_counted_until_a_vacuum_has_cleared_them_away(
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="needs a server that lists its sessions")
 def test_the_oldest_transaction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "LONG", timedelta(seconds=-1))
+    monkeypatch.setattr("django_taskclaim.doctor.LONG", timedelta(seconds=-1))
     other = connections.create_connection("default")
     try:
         with other.cursor() as cursor:

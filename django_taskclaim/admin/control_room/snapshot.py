@@ -28,7 +28,7 @@ from django_taskclaim.control import reading
 from django_taskclaim.control.actions import PAUSE, RESET, RESUME, WORKER_COMMANDS
 from django_taskclaim.control.models import OperatorAct, ThroughputMinute, is_on
 from django_taskclaim.control.reading import DAY, HOUR, Slot
-from django_taskclaim.doctor.blockers import reasons
+from django_taskclaim.doctor import reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.models import WorkerProcess

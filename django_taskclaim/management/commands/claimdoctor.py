@@ -20,7 +20,7 @@ Exit codes:
 
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 
 from django.core import checks
@@ -28,11 +28,9 @@ from django.core.management.base import CommandError
 from django.db import Error, connections
 
 from django_taskclaim.checks import check_project
-from django_taskclaim.doctor.blockers import contradictions, reasons
-from django_taskclaim.doctor.setup import dead_rows, missing_index, missing_tables, server_findings
+from django_taskclaim.doctor import examine, server_findings
 from django_taskclaim.formatting import counted, first_line
-from django_taskclaim.management.base import ClaimCommand, Model
-from django_taskclaim.monitoring.overview import overview
+from django_taskclaim.management.base import ClaimCommand
 
 
 class Command(ClaimCommand):
@@ -65,13 +63,3 @@ class Command(ClaimCommand):
                 self.stdout.write(f"  {line}")
             self.stdout.write("")
         return [finding.level for finding in found]
-
-
-def examine(model: Model, alias: str) -> Iterator[checks.CheckMessage]:
-    """Yield what is wrong with *model* on the database *alias*, the gravest first; nothing is changed."""
-    if absent := list(missing_tables(model, alias)):
-        yield from absent
-        return
-    for look in (missing_index, dead_rows, contradictions):
-        yield from look(model, alias)
-    yield from reasons(overview(model, alias))

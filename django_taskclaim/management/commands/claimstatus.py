@@ -39,7 +39,7 @@ from django.utils import timezone
 
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.control.audit import overrides_text
-from django_taskclaim.doctor.blockers import reasons
+from django_taskclaim.doctor import reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment
 from django_taskclaim.handlers import handler_for

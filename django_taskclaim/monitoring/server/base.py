@@ -35,11 +35,6 @@ def message(number: str, text: str, hint: str, obj: object = None) -> CheckMessa
     return kind(text, hint=hint, obj=obj, id=f"{TAG}.{number}")
 
 
-def option_hint(alias: str, name: str, value: Any) -> str:
-    """Return the line that sets one of the OPTIONS of a database."""
-    return f'DATABASES["{alias}"]["OPTIONS"]["{name}"] = {value}'
-
-
 class Server:
     """What can be asked of the database behind one connection; where nothing is known, the answer is empty."""
 
@@ -86,12 +81,9 @@ class Server:
         """Return how many living and dead rows the table has; none where the database does not count them."""
         return 0, 0
 
-    #: Seconds, holder and remedy of the oldest transaction of another session; empty where nobody can be asked.
-    oldest_transaction_query: ClassVar[str] = ""
-
-    def oldest_transaction(self) -> list[Any]:
-        """Return the oldest transaction of another session: seconds, who holds it, and the statement that ends it."""
-        return self.ask(self.oldest_transaction_query) if self.oldest_transaction_query else []
+    #: Asks for the oldest transaction of another session: seconds, who holds it, and the statement that ends it.
+    #: Empty where nobody can be asked.
+    oldest_transaction: ClassVar[str] = ""
 
     # Settings and versions
 

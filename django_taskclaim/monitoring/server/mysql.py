@@ -10,7 +10,7 @@ from django.db import DatabaseError, NotSupportedError
 
 from django_taskclaim.db.mysql import changed_setting, is_mariadb
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
-from django_taskclaim.monitoring.server.base import Server, message, option_hint
+from django_taskclaim.monitoring.server.base import Server, message
 
 #: CLIENT_FOUND_ROWS of the client library: an UPDATE counts the rows it found, changed or not.
 FOUND_ROWS = 2
@@ -53,9 +53,7 @@ class MySQLServer(Server):
                 "E007",
                 f"client_flag of the database {self.alias!r} is {flags!r}, without FOUND_ROWS: an UPDATE that finds a"
                 " row as it should be counts 0 rows, and a claim that stands looks lost.",
-                option_hint(
-                    self.alias, "client_flag", f"{flags} | MySQLdb.constants.CLIENT.FOUND_ROWS"
-                ),
+                f'DATABASES["{self.alias}"]["OPTIONS"]["client_flag"] = {flags} | MySQLdb.constants.CLIENT.FOUND_ROWS',
             )
 
     def server_faults(self, tables: Sequence[Table]) -> Iterator[CheckMessage]:
@@ -106,7 +104,7 @@ class MySQLServer(Server):
     # Old versions of rows
 
     # trx_started is in the time zone of the server's system.
-    oldest_transaction_query = """
+    oldest_transaction = """
 SELECT TIMESTAMPDIFF(SECOND, CONVERT_TZ(trx_started, 'SYSTEM', '+00:00'), UTC_TIMESTAMP()),
     CONCAT('session ', trx_mysql_thread_id, ', ', LOWER(trx_state)), CONCAT('KILL ', trx_mysql_thread_id, ';')
 FROM information_schema.innodb_trx WHERE trx_mysql_thread_id NOT IN (0, CONNECTION_ID())

@@ -9,7 +9,7 @@ from django.core.checks import CheckMessage
 
 from django_taskclaim.db.postgresql import configured_isolation
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
-from django_taskclaim.monitoring.server.base import Server, message, option_hint
+from django_taskclaim.monitoring.server.base import Server, message
 
 #: How many rows a step gives, as EXPLAIN writes it.
 PLANNED = re.compile(r" rows=(\d+)")
@@ -48,13 +48,13 @@ class PostgreSQLServer(Server):
                 "E104",
                 f"default_transaction_isolation of the database {self.alias!r} is {isolation!r}: two claims that meet"
                 " are an error instead of passing each other.",
-                option_hint(self.alias, "isolation_level", "IsolationLevel.READ_COMMITTED")
-                + "  # from django.db.backends.postgresql.psycopg_any",
+                f'DATABASES["{self.alias}"]["OPTIONS"]["isolation_level"] = IsolationLevel.READ_COMMITTED'
+                "  # from django.db.backends.postgresql.psycopg_any",
             )
 
     # Old versions of rows
 
-    oldest_transaction_query = """
+    oldest_transaction = """
 SELECT EXTRACT(EPOCH FROM CLOCK_TIMESTAMP() - xact_start),
     'session ' || pid || ' of ' || COALESCE(usename, '?') || ', ' || COALESCE(state, '?'),
     'SELECT pg_terminate_backend(' || pid || ');'

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.checks import CheckMessage
 
-from django_taskclaim.monitoring.server.base import Server, message, option_hint
+from django_taskclaim.monitoring.server.base import Server, message
 
 #: SQLite's clock is looked at after so many steps of its machine: some tenths of a millisecond.
 INSTRUCTIONS = 20_000
@@ -24,7 +24,7 @@ class SQLiteServer(Server):
                 "W001",
                 f"Transactions of the SQLite database {self.alias!r} begin {mode or 'DEFERRED'}: one that reads before"
                 ' it writes fails with "database is locked" as soon as a worker writes beside it.',
-                option_hint(self.alias, "transaction_mode", '"IMMEDIATE"'),
+                f'DATABASES["{self.alias}"]["OPTIONS"]["transaction_mode"] = "IMMEDIATE"',
             )
 
     @contextmanager

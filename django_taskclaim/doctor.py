@@ -1,34 +1,184 @@
-"""Why nothing is moving, one sentence for each reason, and rows that contradict themselves.
+"""What is wrong with one model's claims on one database, and what to do about it; nothing is changed.
 
-``claimdoctor`` and the control room show them.
+What it finds are Django's check messages: an error is a problem, a warning is worth knowing (why nothing moves, or what
+could be better), and an Info says that something is in order. ``claimdoctor`` prints all of it; ``claimstatus`` and the
+control room show the reasons why nothing moves.
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from datetime import timedelta
 from typing import Any
 
+from django.apps import apps
 from django.core import checks
-from django.db import connections, models
+from django.db import DatabaseError, connections, models, router, transaction
 from django.db.models import Count, Q
 
 from django_taskclaim import conf
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.checks import OUR_APPS, check_servers
+from django_taskclaim.columns import (
+    claim_columns,
+    has_ranges,
+    is_claimable,
+    is_companion,
+    source_link,
+)
+from django_taskclaim.contention import Meaning, meaning_of
 from django_taskclaim.db.sql import real_name
 from django_taskclaim.fields import as_utc
-from django_taskclaim.formatting import counted, format_duration, format_moment, listed
+from django_taskclaim.formatting import counted, first_line, format_duration, format_moment, listed
 from django_taskclaim.handlers import handler_for
+from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.limits.key_limits import limits_over
-from django_taskclaim.monitoring.overview import Overview
+from django_taskclaim.monitoring.overview import Overview, overview
+from django_taskclaim.monitoring.server import server_for
+from django_taskclaim.monitoring.server.base import TAG
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.scope import in_state, is_open
+from django_taskclaim.querysets.scope import ClaimTarget, in_state, is_open, no_transaction
 from django_taskclaim.querysets.why_empty import WhyEmpty
+from django_taskclaim.ranges.keys import source_of
 from django_taskclaim.states import Status
 from django_taskclaim.switch import describe_pause, paused_model
 
-Reasons = Iterator[checks.CheckMessage]
+Model = type[models.Model]
+Findings = Iterator[checks.CheckMessage]
+
+#: Dead rows that are too many to wait for before a vacuum.
+TOO_MANY_DEAD = 50_000
+
+#: A transaction that is open for longer keeps what 100,000 claimed rows leave behind.
+LONG = timedelta(minutes=1)
 
 
-def reasons(seen: Overview) -> Reasons:
+def examine(model: Model, alias: str) -> Findings:
+    """Yield what is wrong with *model* on the database *alias*, the gravest first."""
+    if absent := list(missing_tables(model, alias)):
+        yield from absent
+        return
+    for look in (_missing_index, _dead_rows, _contradictions):
+        yield from look(model, alias)
+    yield from reasons(overview(model, alias))
+
+
+# Tables, columns and an index
+
+
+def missing_tables(model: Model, alias: str) -> Findings:
+    """Yield the tables that cannot be read with their columns; without them no row can be claimed and read.
+
+    Raises the error of a database that does not answer.
+    """
+    # One command may make several tables; the first one is named.
+    found: dict[str, str] = {}
+    for one, at in _needed(model, alias):
+        connection = connections[at]
+        connection.ensure_connection()
+        # SQLite's transaction may wait for a writer. Inside the caller's an error would spoil what comes after it.
+        block = nullcontext() if no_transaction(connection) else transaction.atomic(using=at)
+        try:
+            with block:
+                list(models.QuerySet(one, using=at).extra(where=["1 = 0"]).order_by())
+        except DatabaseError as error:
+            if meaning_of(error) is not Meaning.REFUSAL:
+                raise
+            text = f"The table {real_name(one._meta.db_table)} on {at!r} cannot be read"
+            found.setdefault(_how_to_make(one, at), f"{text}: {first_line(error)}.")
+    yield from (checks.Error(text, command) for command, text in found.items())
+
+
+def _needed(model: Model, alias: str) -> list[tuple[Model, str]]:
+    """Return whose tables are needed on which database: those of *model*, ours, and the source of its rows."""
+    concrete: Any = model._meta.concrete_model
+    needed = [*concrete._meta.all_parents, concrete]
+    for label in OUR_APPS:
+        if label in apps.app_configs and (label == TAG or router.allow_migrate(alias, label)):
+            needed += apps.get_app_config(label).get_models()
+    places = [(one, alias) for one in needed]
+    # A system check reports a source that does not exist.
+    with suppress(TypeError):
+        if is_companion(model):
+            link = source_link(model)
+            places.append((link.source, link.alias_beside(alias)))
+        elif has_ranges(model):
+            places.append((source_of(model), alias))
+    return places
+
+
+def _how_to_make(model: Model, alias: str) -> str:
+    """Return the commands that make the table of *model* as it has to be."""
+    meta = model._meta
+    if not meta.managed:
+        return "Look at db_table and at DATABASES: migrations do not make this table (managed = False)."
+    migrate = f"Run: manage.py migrate {meta.app_label} --database {alias}"
+    if is_claimable(model):
+        new = f"manage.py makemigrations {meta.app_label} for a new table"
+        old = f"manage.py claimadopt {meta.label} for one with rows"
+        return f"{migrate}. If that finds no migration, first {new}, or {old}"
+    return migrate
+
+
+def _missing_index(model: Model, alias: str) -> Findings:
+    """Yield the claim index with the statement that creates it, where the table has none that fits."""
+    target, server = ClaimTarget.of(model, alias), server_for(connections[alias])
+    owner: Any = target.columns.owner._meta
+    index = next((one for one in owner.indexes if isinstance(one, ClaimIndex)), None)
+    if index is None:
+        return
+    wanted = [
+        (real_name(owner.get_field(name).column), order or "ASC")
+        for name, order in index.fields_orders
+    ]
+    # An index of any name that begins with these columns serves.
+    if any(known[: len(wanted)] == wanted for known in server.indexes(target.table)):
+        return
+    with connections[alias].schema_editor(collect_sql=True, atomic=False) as editor:
+        editor.add_index(target.columns.owner, index)
+    statements = "\n".join(map(real_name, editor.collected_sql))
+    yield checks.Error(
+        f"The table {real_name(owner.db_table)} has no index on {listed([name for name, _ in wanted])}: every claim"
+        " reads and sorts all open rows.",
+        f"Create it{server.on_a_busy_table}, or run makemigrations and migrate:\n{statements}",
+    )
+
+
+# What a server keeps of rows that have changed; claims read past it
+
+
+def _dead_rows(model: Model, alias: str) -> Findings:
+    """Yield that the table of *model* has many dead rows, where the server counts them."""
+    target = ClaimTarget.of(model, alias)
+    living, dead = server_for(connections[alias]).dead_rows(target.table)
+    if dead >= TOO_MANY_DEAD and dead > living * 0.2:
+        yield checks.Warning(
+            f"The table {real_name(target.columns.owner._meta.db_table)} has {dead:,} dead rows beside {living:,}"
+            " living: each claim may read past many of them.",
+            "Look for a transaction that still needs them (above), then VACUUM the table. docs/performance.md has"
+            " settings that make a vacuum come sooner.",
+        )
+
+
+def server_findings(alias: str) -> Findings:
+    """Yield what the system checks find on the server of one database, and a transaction that is open for long."""
+    yield from check_servers(databases=[alias])
+    server = server_for(connections[alias])
+    # On MySQL the user needs the privilege PROCESS for that, and the list may be refused for a moment.
+    with suppress(DatabaseError):
+        question = server.oldest_transaction
+        for seconds, holder, remedy in server.ask(question) if question else []:
+            if (age := timedelta(seconds=float(seconds))) > LONG:
+                yield checks.Warning(
+                    f"The oldest transaction has been open for {format_duration(age)} ({holder}): the server keeps old"
+                    " versions of rows for it, and claims read past them.",
+                    f"End it, or let it commit more often: {remedy}",
+                )
+
+
+# Why nothing moves
+
+
+def reasons(seen: Overview) -> Findings:
     """Yield the reasons that an overview shows; an estimate has a ``~``."""
     why_not = (_nobody_works, _hidden, _limited) if seen.due else (_none_due,)
     looks = (_stopped, _expired, *why_not, _ended)
@@ -45,7 +195,7 @@ def _rows(seen: Overview, count: int, state: Status) -> str:
 # What stops a model
 
 
-def _stopped(seen: Overview) -> Reasons:
+def _stopped(seen: Overview) -> Findings:
     if pause := seen.pause:
         text = f"{describe_pause(pause)}. Nothing is claimed meanwhile."
         yield checks.Warning(text, f"manage.py claimresume {paused_model(pause) or '--all'}")
@@ -59,7 +209,7 @@ def _stopped(seen: Overview) -> Reasons:
         )
 
 
-def _expired(seen: Overview) -> Reasons:
+def _expired(seen: Overview) -> Findings:
     if not seen.expired:
         return
     renewal = (seen.switch.lease or policy_for(seen.model).lease) / RENEWALS_PER_LEASE
@@ -78,7 +228,7 @@ def _expired(seen: Overview) -> Reasons:
 # Why rows that are due are not claimed
 
 
-def _nobody_works(seen: Overview) -> Reasons:
+def _nobody_works(seen: Overview) -> Findings:
     label = seen.model._meta.label
     if handler_for(seen.model) is None:
         yield checks.Warning(
@@ -95,7 +245,7 @@ def _nobody_works(seen: Overview) -> Reasons:
         )
 
 
-def _hidden(seen: Overview) -> Reasons:
+def _hidden(seen: Overview) -> Findings:
     """Rows that the worker's queryset leaves out are never claimed."""
     found, model = handler_for(seen.model), seen.model
     rows: Any = found.rows(seen.alias) if found else model._default_manager.using(seen.alias)
@@ -113,7 +263,7 @@ def _hidden(seen: Overview) -> Reasons:
         )
 
 
-def _limited(seen: Overview) -> Reasons:
+def _limited(seen: Overview) -> Findings:
     """A limit, per key or for all who claim, keeps rows back."""
     stopped = (
         seen.pause or seen.throttles or {Status.OPEN, Status.PROCESSING} & seen.progress.estimated
@@ -132,7 +282,7 @@ def _limited(seen: Overview) -> Reasons:
 # Why no row is due
 
 
-def _none_due(seen: Overview) -> Reasons:
+def _none_due(seen: Overview) -> Findings:
     held = seen.progress.processing - seen.expired
     if held or seen.waiting:
         ends = [holder.next_expiry for holder in seen.holders if holder.next_expiry is not None]
@@ -145,7 +295,7 @@ def _none_due(seen: Overview) -> Reasons:
         )
 
 
-def _ended(seen: Overview) -> Reasons:
+def _ended(seen: Overview) -> Findings:
     """Rows that somebody has to open again, and whether any others are left."""
     progress, label = seen.progress, seen.model._meta.label
     if progress.paused:
@@ -177,7 +327,7 @@ def _most_frequent_errors(seen: Overview) -> str:
 # Rows in combinations of claim columns that no verb leaves behind
 
 
-def contradictions(model: type[models.Model], alias: str) -> Reasons:
+def _contradictions(model: Model, alias: str) -> Findings:
     """Yield how many rows have a holder or a lease without running, and the statement that corrects them.
 
     A running row without a lease counts as expired, and is put back as such.
