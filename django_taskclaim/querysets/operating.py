@@ -327,15 +327,15 @@ class Delete(BulkVerb):
 
     def condition(self, target: ClaimTarget) -> Q:
         """Of ranges the last one stays: what is planned next begins where it ends, or all over again."""
-        found = self.over(target)
+        found = self.ended(target)
         if not has_ranges(target.model):
             return found
         # Read first, since MySQL cannot delete by a subquery on the same table. Later ranges stand behind it.
         last = target.rows.aggregate(last=Max("position"))["last"]
         return found if last is None else found & Q(position__lt=last)
 
-    def over(self, target: ClaimTarget) -> Q:
-        """Return which rows nobody needs any more."""
+    def ended(self, target: ClaimTarget) -> Q:
+        """Return the rows that it deletes, ranges or not."""
         return scope.in_state(target.columns, Status.FAILED)
 
     def write(self, target: ClaimTarget, rows: list[LockedRow], outcome: str) -> int:
@@ -355,7 +355,7 @@ class Prune(Delete):
     older_than: timedelta
     act = "pruned"
 
-    def over(self, target: ClaimTarget) -> Q:
+    def ended(self, target: ClaimTarget) -> Q:
         """Return complete rows that are old enough; without a ``completed_at`` nobody knows how old a row is."""
         columns = target.columns
         if columns.completed_at is None:
