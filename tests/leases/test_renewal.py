@@ -1,16 +1,18 @@
 """The background that keeps a lease alive, and what a holder hears when it cannot."""
 
+import asyncio
 import os
 import threading
 import warnings
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection
 
 from django_taskclaim import named_lease
-from django_taskclaim.exceptions import ClaimLost
+from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable
 from django_taskclaim.models import NamedLease
 from tests.leases.support import ends_lost, is_held, renewer_threads, stored
 from tests.proxy import HAS_A_SERVER
@@ -144,3 +146,73 @@ def test_a_short_hindrance_costs_no_lease() -> None:
             wait_for(lambda: held.has_trouble)
         wait_for(lambda: not held.has_trouble)
         assert held.check()
+
+
+# Named leases in async code
+
+
+def test_tasks_of_one_loop_keep_each_other_out_and_wait_without_blocking() -> None:
+    @async_to_sync
+    async def run() -> list[str]:
+        seen: list[str] = []
+        first_in, refused = asyncio.Event(), asyncio.Event()
+
+        async def first() -> None:
+            async with named_lease("report") as held:
+                first_in.set()
+                assert await sync_to_async(is_held)("report")
+                assert await held.acheck()
+                await refused.wait()
+                seen.append("first")
+            assert held.lost
+
+        async def second() -> None:
+            await first_in.wait()
+            with pytest.raises(LeaseUnavailable):
+                async with named_lease("report"):
+                    pytest.fail("entered")
+            refused.set()
+            async with named_lease("report", wait=DEADLINE):
+                seen.append("second")
+
+        await asyncio.gather(first(), second())
+        return seen
+
+    assert run() == ["first", "second"]
+    assert not is_held("report")
+    wait_for(lambda: not renewer_threads())
+
+
+@pytest.mark.parametrize("taking_is_slow", [False, True])
+def test_a_cancelled_task_keeps_nobody_out(taking_is_slow: bool) -> None:
+    """The thread that takes a lease cannot be cancelled, so what it takes is given back."""
+    taking, go_on = threading.Event(), threading.Event()
+
+    def slow(execute: Any, sql: str, *args: Any) -> Any:
+        if not taking.is_set():
+            taking.set()
+            assert go_on.wait(DEADLINE)
+        return execute(sql, *args)
+
+    @async_to_sync
+    async def run() -> None:
+        entered = asyncio.Event()
+
+        async def hold() -> None:
+            async with named_lease("report", lease=600):
+                entered.set()
+                await asyncio.sleep(DEADLINE * 2)
+
+        task = asyncio.create_task(hold())
+        while not (entered.is_set() or taking.is_set()):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        asyncio.get_running_loop().call_soon(go_on.set)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with connection.execute_wrapper(slow) if taking_is_slow else nullcontext():
+        run()
+    assert stored("report").iteration > 0
+    wait_for(lambda: not is_held("report"))
+    wait_for(lambda: not renewer_threads())
