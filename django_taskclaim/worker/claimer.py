@@ -57,7 +57,6 @@ class Claimer(WorkerThread):
         self.writer = Writer(
             options.using, inflight, service.counters, feeds, self.keeper.was_away_since
         )
-        inflight.low = max((feed.least for feed in self.feeds), default=1)
         #: Set by this thread, after its last claim: drained, told to, or the limits of rows or time are reached.
         self.finished = threading.Event()
         self.claimed = 0
@@ -102,6 +101,7 @@ class Claimer(WorkerThread):
 
     def _turn(self) -> None:
         """Wait until there is something to do, and do it."""
+        self.inflight.low = max(feed.least for feed in self.feeds)
         self.inflight.wait_until(self._next_turn)
         connecting.guard_connections(self.keeper.longest_lease, ours_alone=True)
         for feed in self.feeds:

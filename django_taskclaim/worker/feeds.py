@@ -31,6 +31,8 @@ from django_taskclaim.worker.options import WorkerOptions
 
 #: Seconds that the rows of a claim take together, if no size is given: a process that dies holds back no more.
 TARGET = 1.0
+#: Seconds of work that wait while the next rows are claimed, which takes about as long.
+AHEAD = 0.01
 #: The most rows of a claim if no size is given.
 LARGEST = 500
 #: What was known before has the weight of so many new rows.
@@ -71,7 +73,7 @@ class Feed:
         self.called = self.silent_until = -math.inf
         #: Rows that are worked on side by side.
         self._abreast = handler.concurrency if handler.is_async else options.threads
-        #: So many calls may wait for the executors at least, so that these do not run dry.
+        #: So many calls may wait for the executors, so that these do not run dry before the next claim.
         self.least = 1 if handler.batch else self._abreast
         #: Seconds that one row takes; None before the first.
         self._each: float | None = None
@@ -137,6 +139,9 @@ class Feed:
             self._each = new
         else:
             self._each += (new - self._each) * rows / (rows + REMEMBERED)
+        if not self.handler.has_ranges:
+            ahead = min(int(AHEAD * self._abreast / self._each), self.most())
+            self.least = 1 + (ahead == self.most()) if self.handler.batch else self._abreast + ahead
 
     def most(self) -> int:
         """Return how many rows to ask for, at least one.

@@ -84,12 +84,14 @@ class InFlight:
     def take_next(self, item: WorkItem) -> HeldRow | None:
         """Note the row of an item as done, and start the next one of its claim as part of the same item.
 
-        None, and nothing noted, where that row is nearly the last of the claim, or other models are next.
+        None, and nothing noted, where that row is the last of the claim, or other models are next.
         """
         with self._lock:
-            is_last = len(item.rest) <= self.low or len(self._waiting) > 1
-            if is_last or item not in self._running:
+            left = len(item.rest)
+            if left <= 1 or len(self._waiting) > 1 or item not in self._running:
                 return None
+            if left == self.low:
+                self._changed.notify_all()
             now = clock()
             item.rows[0].ran = now - item.started
             self._add_done(item.rows, now)
