@@ -1,6 +1,6 @@
 """What a handler has made of its rows: what its answer says of each, and which columns it has set in vain."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, TypeAlias
@@ -99,8 +99,8 @@ def _outcome(said: object) -> BaseException | str | None:
 #: A process compares so many rows of a handler.
 COMPARED = 50
 
-#: A row, the instance that a handler gets (it, or its source), and the values of that before the call, as text.
-_Before: TypeAlias = tuple[models.Model, models.Model, dict[AnyField, str]]
+#: A row, the instance that a handler gets (it, or its source), and the values of that before the call.
+_Before: TypeAlias = tuple[models.Model, models.Model, dict[AnyField, object]]
 
 
 @cache
@@ -125,7 +125,7 @@ class UnsavedColumns:
         given = [getattr(row, LINK) if self._handler.gets_sources else row for row in rows]
         return [(row, one, self._values(one)) for row, one in zip(rows, given, strict=True)]
 
-    def _values(self, instance: models.Model) -> dict[AnyField, str]:
+    def _values(self, instance: models.Model) -> dict[AnyField, object]:
         """Return the loaded values that a completion of the row neither removes nor writes."""
         kind, model = type(instance), self._handler.model
         is_row = issubclass(kind, model)
@@ -136,12 +136,12 @@ class UnsavedColumns:
             names -= claim_columns(kind).guarded_names
         written = checked_results(model, self._handler.update_fields)
         fields = [field for field in kind._meta.concrete_fields if field.attname in names]
-        return _texts([field for field in fields if field not in written], instance.__dict__)
+        return _stored([field for field in fields if field not in written], instance.__dict__)
 
     def warn(self, seen: Sequence[_Before]) -> None:
         """Warn, once for each column, where the handler has set it and the database still has the old value."""
         for row, instance, before in seen:
-            now = _texts(before, instance.__dict__)
+            now = _stored(before, instance.__dict__)
             changed = [field for field in now if now[field] != before[field]]
             # Without a claim it was saved as another row.
             if not changed or claim_of(row) is None:
@@ -150,7 +150,7 @@ class UnsavedColumns:
             with suppress(Error, ObjectDoesNotExist):
                 values = stored.filter(pk=instance.pk).values(*(one.attname for one in changed))
                 # Another value was written by somebody, or made by the database.
-                there = _texts(changed, values.get())
+                there = _stored(changed, values.get())
                 self._log(row, instance, [one for one in changed if there[one] == before[one]])
 
     def _log(self, row: models.Model, instance: models.Model, fields: Sequence[AnyField]) -> None:
@@ -173,17 +173,20 @@ class UnsavedColumns:
         )
 
 
-def _texts(fields: Iterable[AnyField], values: Mapping[str, Any]) -> dict[AnyField, str]:
-    """Return these values, those that were loaded, as text: a list may be changed in place."""
+def _stored(fields: Iterable[AnyField], values: Mapping[str, Any]) -> dict[AnyField, object]:
+    """Return these values, those that were loaded, as they are stored: a file is a text until it is read."""
     return {
-        field: _text(field, values[field.attname]) for field in fields if field.attname in values
+        field: _prepared(field, values[field.attname])
+        for field in fields
+        if field.attname in values
     }
 
 
-def _text(field: AnyField, value: object) -> str:
+def _prepared(field: AnyField, value: object) -> object:
     try:
-        # A number may have been set as a text.
-        return repr(field.to_python(value))
+        value = field.get_prep_value(value)
     except Exception:
         # No value of this column, or one of a class of the user's.
         return object.__repr__(value)
+    # A list may be changed in place.
+    return value if isinstance(value, Hashable) else repr(value)

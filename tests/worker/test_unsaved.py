@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from django_taskclaim import handler
 from django_taskclaim.handlers import unregister
 from django_taskclaim.testing import run_due
 from tests.factories import make
+from tests.querysets.models import EveryField
 from tests.testapp.models import Photo
 
 Said = Callable[[], list[tuple[str, list[str]]]]
@@ -42,6 +44,7 @@ def register(db: None) -> Iterator[Callable[..., Any]]:
 
     yield with_options
     unregister(Photo)
+    unregister(EveryField)
 
 
 def set_width(photo: Any) -> None:
@@ -84,22 +87,24 @@ def test_a_column_that_nothing_writes_is_named_once(
 
 
 def write_by_queryset(row: Any) -> None:
-    row.note = "seen"
-    type(row)._base_manager.filter(pk=row.pk).update(note="seen")
+    row.text = "seen"
+    type(row)._base_manager.filter(pk=row.pk).update(text="seen")
 
 
 def save_some(row: Any) -> None:
-    row.note = "seen"
-    row.save(update_fields=["note"])
+    row.text = "seen"
+    row.save(update_fields=["text"])
 
 
 def save_all(row: Any) -> None:
-    row.note = "seen"
+    row.text = "seen"
     row.save()
 
 
 def write_what_it_is(row: Any) -> None:
-    row.counter = str(row.counter)
+    """A file is a text until it is read."""
+    assert row.document.name == "a"
+    row.big, row.amount = str(row.big), Decimal("1.5")
 
 
 WRITES = [write_by_queryset, save_some, save_all, write_what_it_is]
@@ -111,7 +116,8 @@ WRITES = [write_by_queryset, save_some, save_all, write_what_it_is]
 def test_what_the_handler_writes_itself_is_not_lost(
     write: Any, atomic: bool, register: Any, said: Said
 ) -> None:
-    register(Photo, write, atomic=atomic, timeout=5)
-    make(Photo, 3)
-    assert run_due(Photo).completed == 3
+    register(EveryField, write, atomic=atomic, timeout=5)
+    for _ in range(3):
+        EveryField.objects.create(document="a", big=7, amount="1.500")
+    assert run_due(EveryField).completed == 3
     assert said() == []
