@@ -26,9 +26,9 @@ from django_taskclaim.admin.display import STATES, WAITING, facts_of, summary
 from django_taskclaim.admin.forms import ActionForm, Answer, Crumb, confirm
 from django_taskclaim.admin.permissions import Admin, OperatePermission, may, row_permission
 from django_taskclaim.claim import clock
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.columns import claim_columns, has_ranges
 from django_taskclaim.connecting import in_no_transaction
-from django_taskclaim.control.actions import LOSE, RESET, ROW_ACTIONS, Action
+from django_taskclaim.control.actions import DELETE, LOSE, RESET, ROW_ACTIONS, Action
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
@@ -61,6 +61,7 @@ NOTHING: Mapping[str, int] = {}
 #: Why rows are left alone.
 DENIED = gettext_lazy("that you may not change")
 LOCKED = gettext_lazy("that somebody else has locked or changed meanwhile")
+LAST = gettext_lazy("that stays because the next plan of ranges begins there")
 REFUSED = gettext_lazy("that the database refuses to have written (%(error)s)")
 
 
@@ -237,7 +238,9 @@ def run_action(
     # Rows that were changed, and those that were left alone, by why.
     changed, alone, key = 0, Counter(left), ""
     began, is_over, trouble = clock(), True, ""
-    turn_began, longest = began, 0.0
+    turn_began, longest, last = began, 0.0, None
+    if action is DELETE and has_ranges(rows.model):
+        last = every_row(rows).order_by("position").values_list("pk", flat=True).last()
     try:
         for turn, part in enumerate(chunks_of(chosen) if keys is None else keys):
             now = clock()
@@ -253,7 +256,8 @@ def run_action(
             errors = [one.error for one in refusals(rows.model, rows.db, began) if one.key in mine]
             alone.update(REFUSED % {"error": error} for error in errors)
             alone[str(DENIED)] += len(part) - len(mine)
-            alone[str(LOCKED)] += len(mine) - done - len(errors)
+            alone[str(LAST)] += last in mine
+            alone[str(LOCKED)] += len(mine) - done - len(errors) - (last in mine)
     except (Error, TaskClaimError) as error:
         trouble = _("Then the database refused: %(error)s") % {"error": first_line(error)}
         if connections[rows.db].needs_rollback:

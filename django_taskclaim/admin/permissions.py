@@ -60,9 +60,12 @@ def may(
 
 def deleted_with(model: type[models.Model], found: set[Any]) -> set[Any]:
     """Add to *found* the models whose rows refer to rows of *model* and are deleted with them, and return it."""
-    for relation in model._meta.related_objects:
-        other = relation.related_model
-        if relation.on_delete is models.CASCADE and other not in found:
+    for relation in model._meta.get_fields(include_hidden=True):
+        other: Any = relation.related_model
+        # A GenericRelation has no on_delete, and Django deletes its rows all the same.
+        is_generic = hasattr(relation, "bulk_related_objects")
+        goes = is_generic or getattr(relation, "on_delete", None) is models.CASCADE
+        if goes and other not in found:
             found.add(other)
             deleted_with(other, found)
     return found

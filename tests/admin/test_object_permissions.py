@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin import AdminSite, ModelAdmin, site
+from django.contrib.admin.models import LogEntry
 from django.http import HttpRequest
 from django.test import Client
 from django.urls import path
@@ -33,8 +34,9 @@ from tests.admin.room import (
     worker,
 )
 from tests.factories import make
+from tests.querysets.models import Labelled, UuidLinks
 from tests.querysets.support import facts, stored
-from tests.testapp.models import HiddenRows, Parent, Photo, UuidKey
+from tests.testapp.models import Child, HiddenRows, Parent, Photo, UuidKey
 from tests.urls import urlpatterns as project
 
 pytestmark = [
@@ -135,15 +137,23 @@ def test_a_failed_row_that_the_user_may_not_change_is_not_retried_or_deleted(
     assert recorded()[-1][2] == len(others)
 
 
-def test_deleting_asks_for_every_model_whose_rows_go_too() -> None:
-    """A child row goes with the row of its parent."""
-    failed(1, model=Parent)
-    granted = (*OPERATE, "testapp.view_parent", "testapp.change_parent", "testapp.delete_parent")
-    some, every = somebody(*granted), somebody(*granted, "testapp.delete_child")
-    group = group_of(every, overview("testapp.parent"))
-    where = f"{overview('testapp.parent', 'delete')}?group={group}"
-    assert some.get(where).status_code == 403
-    assert every.get(where).status_code == 200
+@pytest.mark.parametrize(
+    ("model", "beside"), [(Parent, Child), (UuidKey, UuidLinks), (Labelled, LogEntry)]
+)
+def test_deleting_asks_for_every_model_whose_rows_go_too(
+    model: Any, beside: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child row goes with the row of its parent, also where the parent does not know it."""
+    failed(1, model=model)
+    name, meta = model._meta.model_name, beside._meta
+    granted = [*OPERATE, *(f"testapp.{what}_{name}" for what in ("view", "change", "delete"))]
+    some = somebody(*granted)
+    every = somebody(*granted, f"{meta.app_label}.delete_{meta.model_name}")
+    group = group_of(every, overview(f"testapp.{name}"))
+    where = f"{overview(f'testapp.{name}', 'delete')}?group={group}"
+    monkeypatch.setitem(site._registry, beside, ModelAdmin(beside, site))
+    assert [one.post(where, {}).status_code for one in (some, every)] == [403, 302]
+    assert not model.objects.exists()
 
 
 def test_a_model_admin_that_lets_nobody_operate_is_obeyed(

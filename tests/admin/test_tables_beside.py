@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import path
 
 from django_taskclaim.admin import ClaimAdminMixin
-from tests.admin.room import address, overview, text_of
+from tests.admin.room import address, group_of, overview, perform, said, text_of
 from tests.companions.app.models import FarPage, FarTask, Page, PageCheck, PageTask
 from tests.querysets.support import execute, table_of
 from tests.ranges.conftest import fill
@@ -120,3 +120,14 @@ def test_ranges_are_made_by_their_plan_only_and_shown_in_words(boss: Client, mod
     assert "7 of about 10" in page
     for name in ("lower", "upper", "checkpoint", "rows_done", "position"):
         assert f'name="{name}"' not in page
+
+
+def test_the_last_range_is_not_deleted_and_the_page_says_why(boss: Client) -> None:
+    fill(IntRange, 20)
+    IntRange.objects.plan(chunk_size=10)
+    IntRange.objects.fail_rows("no")
+    group = group_of(boss, overview("testapp.intrange", site="beside"))
+    where = f"{overview('testapp.intrange', 'delete', site='beside')}?group={group}"
+    answer = perform(boss, where, {"reason": ""})
+    assert "Left alone: 1 that stays because the next plan of ranges begins there." in said(answer)
+    assert IntRange.objects.get().position == 2

@@ -6,6 +6,7 @@ Only tests import them, while they are collected, so they are known before the t
 import uuid
 from typing import Any
 
+from django.contrib.contenttypes.fields import GenericRelation
 from django.core.files.storage import InMemoryStorage
 from django.db import connection, models
 from django.db.models.functions import Concat
@@ -100,9 +101,10 @@ class Label(models.Model):
 
 
 class Labelled(TaskMixin, Payload):
-    """A join over its labels shows a row once for each of them."""
+    """A join over its labels shows a row once for each of them. What people did to it goes with it."""
 
     labels = models.ManyToManyField(Label)
+    history = GenericRelation("admin.LogEntry")
 
 
 class OneToOneKey(TaskMixin, Payload):
@@ -114,7 +116,7 @@ class OneToOneKey(TaskMixin, Payload):
 class UuidLinks(TaskMixin):
     """Its key, and another link, have the values of UUIDs."""
 
-    twin = models.OneToOneField(UuidKey, on_delete=models.CASCADE, primary_key=True)
+    twin = models.OneToOneField(UuidKey, models.CASCADE, primary_key=True, related_name="+")
     album = models.ForeignKey(UuidKey, on_delete=models.CASCADE, related_name="+")
 
 
