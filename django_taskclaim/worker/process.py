@@ -120,8 +120,8 @@ class Process:
             while True:
                 self.stop(link.recv())
         # The supervisor is dead.
-        self.stop(min(self._grace, ORPHAN_GRACE))
         leave_at_last(ORPHAN_END, ExitCode.CUT_SHORT)
+        self.stop(min(self._grace, ORPHAN_GRACE))
 
     def _recycle(self, faults: list[str]) -> None:
         self._recycling = True
