@@ -164,7 +164,7 @@ WAITS_ONCE = "_taskclaim_waits_once"
 
 @contextmanager
 def waiting_once(using: str) -> Iterator[None]:
-    """Have what retries in the block pass a lock timeout on at once, to a caller who can go around the lock.
+    """Let the verbs of the block pass a lock timeout on at once, to a caller who can go around the lock.
 
     While they wait they hold locks of their own, so that nobody renews those rows.
     """
@@ -208,6 +208,8 @@ class retry_on_contention:
     using: str | None = None
     #: Whether each try gets a transaction. False is for code that manages its own.
     atomic: bool = True
+    #: False passes a lock timeout on at once, to a caller who can go around the lock.
+    lock_timeouts: bool = True
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
         """Return ``function`` wrapped so that each call of it is retried."""
@@ -257,11 +259,9 @@ class retry_on_contention:
         have lost effects must roll back.
         """
         code = contention_code(error)
-        affected = self._affected(error)
-        waits_once = any(WAITS_ONCE in vars(connection) for connection in affected)
-        if code is None or (waits_once and code in LOCK_TIMEOUTS):
+        if code is None or (code in LOCK_TIMEOUTS and not self.lock_timeouts):
             return None
-        hit = [connection for connection in affected if _in_transaction(connection)]
+        hit = [connection for connection in self._affected(error) if _in_transaction(connection)]
         for connection in hit:
             if connection.in_atomic_block:
                 connection.set_rollback(True)

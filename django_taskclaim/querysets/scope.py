@@ -20,7 +20,7 @@ from django.db.models.query import ModelIterable
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
 from django_taskclaim.connecting import drop_broken
-from django_taskclaim.contention import TROUBLE, contention_code, retry_on_contention
+from django_taskclaim.contention import TROUBLE, WAITS_ONCE, contention_code, retry_on_contention
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.db.base import Dialect
 from django_taskclaim.db.sql import SQL, ClaimStatement, KeyTable, Table
@@ -287,7 +287,10 @@ def run(
             lost.result = result = statements()
         return result
 
-    return retry_on_contention(using=target.alias, atomic=False).call(once)
+    # It is asked here: a receiver of the user's that is called meanwhile waits for locks as it always does.
+    waits_once = WAITS_ONCE in vars(target.dialect.connection)
+    retry = retry_on_contention(using=target.alias, atomic=False, lock_timeouts=not waits_once)
+    return retry.call(once)
 
 
 @contextmanager
