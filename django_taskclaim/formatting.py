@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 
+from django.db.models.deletion import ProtectedError, RestrictedError
 from django.utils import timezone
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -51,7 +52,10 @@ def counted(number: int, singular: str, plural: str = "") -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of what an error says, or its name where it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    # Beside their text these have every object that is protected.
+    is_protected = isinstance(error, (ProtectedError, RestrictedError))
+    text = str(error.args[0] if is_protected else error)
+    return (text.strip() or type(error).__name__).splitlines()[0]
 
 
 def with_source(key: str, source: str) -> str:

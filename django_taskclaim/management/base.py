@@ -18,7 +18,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, DjangoHelpFormatter
 from django.db import Error, connections, models, router
 from django.db.models import Q
-from django.db.models.deletion import ProtectedError, RestrictedError
 
 from django_taskclaim import conf
 from django_taskclaim.checks import autocommit_faults
@@ -117,10 +116,7 @@ class ClaimCommand(BaseCommand):
             raise UsageError(str(error)) from error
         except (Error, TaskClaimError) as error:
             refuse(lacking(self.where))
-            # The second argument of these is every object there is.
-            is_protected = isinstance(error, (ProtectedError, RestrictedError))
-            text = str(error.args[0]) if is_protected else first_line(error)
-            raise CommandError(text) from error
+            raise CommandError(first_line(error)) from error
         except KeyboardInterrupt:
             raise CommandError("Stopped.", returncode=STOPPED) from None
 

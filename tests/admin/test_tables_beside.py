@@ -126,8 +126,7 @@ def test_the_last_range_is_not_deleted_and_the_page_says_why(boss: Client) -> No
     fill(IntRange, 20)
     IntRange.objects.plan(chunk_size=10)
     IntRange.objects.fail_rows("no")
-    group = group_of(boss, overview("testapp.intrange", site="beside"))
-    where = f"{overview('testapp.intrange', 'delete', site='beside')}?group={group}"
-    answer = perform(boss, where, {"reason": ""})
+    room = overview("testapp.intrange", site="beside")
+    answer = perform(boss, f"{room}delete/?group={group_of(boss, room)}", {"reason": ""})
     assert "Left alone: 1 that stays because the next plan of ranges begins there." in said(answer)
     assert IntRange.objects.get().position == 2
