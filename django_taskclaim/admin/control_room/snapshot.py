@@ -313,7 +313,7 @@ def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
     begins = slots[0].at
     span = (slots[1].at - begins) * len(slots)
     marked = [act for act in reversed(acts) if act.act in MARKED]
-    places = [(act, round(100 * ((as_utc(act.at) - begins) / span), 2)) for act in marked]
+    places = [(act, 100 * ((as_utc(act.at) - begins) / span)) for act in marked]
     return Chart(
         slots,
         worked,
@@ -321,7 +321,7 @@ def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
         average=fmean(over or rates),
         median=median_high([slot.p50 for slot in worked if slot.p50] or [0.0]),
         slowest=max((slot.p95 or 0.0 for slot in worked), default=0.0),
-        marks=[(act, place) for act, place in places if 0 <= place < 100],
+        marks=[(act, round(place, 2)) for act, place in places if 0 <= place < 100],
     )
 
 
