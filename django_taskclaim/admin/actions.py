@@ -238,15 +238,10 @@ def run_action(
     # Rows that were changed, and those that were left alone, by why.
     changed, alone, key = 0, Counter(left), ""
     began, is_over, trouble = clock(), True, ""
-    turn_began, longest, last = began, 0.0, None
-    if action is DELETE and has_ranges(rows.model):
-        last = every_row(rows).order_by("position").values_list("pk", flat=True).last()
+    last = _last_range(rows) if action is DELETE else None
     try:
-        for turn, part in enumerate(chunks_of(chosen) if keys is None else keys):
-            now = clock()
-            longest, turn_began = max(longest, now - turn_began), now
-            # The next chunk may take as long as any before.
-            if turn and now - began + longest >= SECONDS:
+        for turn, part in enumerate(in_time(chunks_of(chosen) if keys is None else keys)):
+            if part is None:
                 is_over = False
                 break
             key = str(part[0]) if len(part) == 1 and not turn else ""
@@ -274,11 +269,32 @@ def run_action(
     return is_over
 
 
+def _last_range(rows: Rows) -> object:
+    """Return the key of the last range of a plan, which is never deleted; None for rows of any other kind."""
+    if not has_ranges(rows.model):
+        return None
+    return every_row(rows).order_by("position").values_list("pk", flat=True).last()
+
+
 def _ending(alone: Mapping[str, int], *, is_over: bool) -> str:
     if not is_over:
         return _("The time was up; press again for the rest.")
     reasons = ", ".join(counted(alone))
     return _("Left alone: %(reasons)s.") % {"reasons": reasons} if reasons else ""
+
+
+def in_time(chunks: Iterable[list[Any]]) -> Iterator[list[Any] | None]:
+    """Yield chunks, the first one always; None and no more where the next may end after the time of a request."""
+    began = turn_began = clock()
+    longest = 0.0
+    for turn, chunk in enumerate(chunks):
+        # It may take as long as any before.
+        if turn and clock() - began + longest >= SECONDS:
+            yield None
+            return
+        yield chunk
+        longest = max(longest, clock() - turn_began)
+        turn_began = clock()
 
 
 def chunks_of(rows: Rows) -> Iterator[list[Any]]:

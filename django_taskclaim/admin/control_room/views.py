@@ -30,7 +30,7 @@ from django_taskclaim.admin.actions import ClaimActions, claims_of, run_action
 from django_taskclaim.admin.control_room import failures, snapshot
 from django_taskclaim.admin.forms import Answer, Crumb, confirm
 from django_taskclaim.admin.permissions import may
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.columns import claim_columns, has_ranges
 from django_taskclaim.control import actions, audit
 from django_taskclaim.control.models import is_on
 from django_taskclaim.control.reading import HOUR
@@ -366,7 +366,7 @@ class ModelPage(OverviewPage):
 
         latest = json.dumps([str(failure.key) for failure in group.failures[: forms.FIRST]])
 
-        def form(data: Any, *, initial: dict[str, str]) -> forms.RetryForm:
+        def retry_form(data: Any, *, initial: dict[str, str]) -> forms.RetryForm:
             return forms.RetryForm(data, initial={**initial, "latest": latest})
 
         def run(answer: Answer) -> HttpResponseBase:
@@ -385,14 +385,20 @@ class ModelPage(OverviewPage):
             # If the time was up, the page asks again, for the rest.
             return self.back(request) if is_over else redirect(request.get_full_path())
 
-        deletes = action is actions.DELETE
+        form: Any = retry_form
+        title, warning = _("Retry the failed rows of this group"), ""
+        if action is actions.DELETE:
+            form, title = forms.ReasonForm, _("Delete the failed rows of this group")
+            warning = _("All failed rows of this group are deleted.")
+            if has_ranges(self.model):
+                warning += " " + _("Rows of the source in these ranges are not planned again.")
         return self.ask(
             request,
-            title=_("%(action)s the failed rows of this group") % {"action": action.label},
+            title=title,
             sentence=str(action.sentence),
-            warning=_("All failed rows of this group are deleted.") if deletes else "",
+            warning=warning,
             facts=[f"{number(group.all)}{'+' if failed.capped else ''} × {group.kind}"],
-            form=forms.ReasonForm if deletes else form,
+            form=form,
             run=run,
         )
 
