@@ -24,7 +24,7 @@ CANDIDATES = (
 CLAIM = "status = 'processing', claimed_by = %s, claimed_at = {now}, expires_at = {later}"
 COMPLETE = (
     "UPDATE {table} SET status = 'complete', completed_at = {now}, expires_at = NULL"
-    " WHERE id IN ({keys}) AND claimed_by = %s AND iteration = 0 AND status = 'processing'"
+    " WHERE id IN ({keys}) AND claimed_by = %s AND iteration = 0 AND {status} = 'processing'"
 )
 
 
@@ -32,6 +32,7 @@ class Loop:
     """How one database claims and completes; each method is one transaction."""
 
     now = later = ""
+    status = "status"
 
     def __init__(self, connection: Any, table: str, columns: str) -> None:
         self.connection = connection
@@ -47,7 +48,8 @@ class Loop:
     def complete(self, keys: Sequence[int], holder: str) -> None:
         marks = ", ".join(["%s"] * len(keys))
         self.cursor.execute(
-            COMPLETE.format(table=self.table, now=self.now, keys=marks), [*keys, holder]
+            COMPLETE.format(table=self.table, now=self.now, keys=marks, status=self.status),
+            [*keys, holder],
         )
         assert self.cursor.rowcount == len(keys)
 
@@ -61,6 +63,8 @@ class PostgreSQL(Loop):
 
     now = "STATEMENT_TIMESTAMP()"
     later = "STATEMENT_TIMESTAMP() + INTERVAL '60 seconds'"
+    # So that rows are found by their keys, and not among the index entries of all rows done since the last vacuum.
+    status = "(status || '')"
 
     def claim(self, after: int, holder: str, limit: int) -> list[tuple[Any, ...]]:
         self.cursor.execute(

@@ -298,9 +298,13 @@ class Table(KeyTable):
     def __init__(self, columns: ClaimColumns, connection: BaseDatabaseWrapper) -> None:
         super().__init__(columns, connection)
         self.model_table = columns.owner._meta.db_table
-        #: SQLite must not use this column to find a row whose key is known: without statistics it would read every
-        #: open row rather than find a hundred by their keys. The plus keeps the column out of the choice of an index.
-        self.status = "+" * (connection.vendor == "sqlite") + self.qualified(columns.status)
+        #: The status in a condition beside the keys of rows, where no index on it is used to find them. PostgreSQL, by
+        #: statistics of a time without claims, would read the entries of all rows done since the last vacuum for each
+        #: completion, and SQLite, without statistics, those of all open rows.
+        status = self.qualified(columns.status)
+        self.status = {"sqlite": f"+{status}", "postgresql": f"({status} || '')"}.get(
+            connection.vendor, status
+        )
         self.holder = self.qualified(columns.claimed_by)
         self.iteration = self.qualified(columns.iteration)
 
@@ -311,7 +315,7 @@ class Table(KeyTable):
 
     def in_state(self, state: Status) -> SQL:
         """Match rows in this state; a literal, so that a partial index is found to fit."""
-        return SQL(f"{self.status} = '{state.value}'")
+        return SQL(f"{self.qualified(self.columns.status)} = '{state.value}'")
 
     def standing(self, token: Token) -> SQL:
         """Match rows whose claim is still the one that *token* names: the fence."""

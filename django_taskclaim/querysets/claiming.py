@@ -19,7 +19,15 @@ from django.db.models.base import ModelState
 from django.db.models.fields.related_descriptors import ForeignKeyDeferredAttribute
 from django.db.models.signals import post_init, pre_init
 
-from django_taskclaim.claim import ATTRIBUTE, LOADED, UNCHANGED, Claim, attach, carried_claims
+from django_taskclaim.claim import (
+    ATTRIBUTE,
+    LOADED,
+    UNCHANGED,
+    Claim,
+    attach,
+    carried_claims,
+    clock,
+)
 from django_taskclaim.columns import memoized
 from django_taskclaim.contention import TROUBLE
 from django_taskclaim.db import SwitchIsOn
@@ -29,7 +37,14 @@ from django_taskclaim.limits import Grant, LimitReached, known, stops_of
 from django_taskclaim.limits.key_limits import KeyChooser
 from django_taskclaim.policy import policies_over
 from django_taskclaim.querysets import isolating, scope, writes
-from django_taskclaim.querysets.cursor import EVERYTHING, TURN, Cursor, Scan, quarantined_scans
+from django_taskclaim.querysets.cursor import (
+    EVERYTHING,
+    TURN,
+    Cursor,
+    Scan,
+    next_time,
+    quarantined_scans,
+)
 from django_taskclaim.querysets.instances import claimed_by, like, read_again
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, run
 from django_taskclaim.signals import rows_claimed, send_after_commit
@@ -339,7 +354,8 @@ def take(call: ClaimCall, limit: int) -> list[ClaimedRow]:
     place = call.target.alias, call.target.model
     claims_made[place] += 1
     turn = claims_made[place] % TURN
-    if turn == 0 and (rows := _take_quarantined(call)):
+    looks_aside = turn == 0 and (cursor is None or cursor.quarantined_at <= clock())
+    if looks_aside and (rows := _take_quarantined(call, cursor)):
         return rows
     rows, scan, scans = [], EVERYTHING, [EVERYTHING]
     if cursor is not None:
@@ -353,13 +369,16 @@ def take(call: ClaimCall, limit: int) -> list[ClaimedRow]:
         rows = _in_order(call.target, rows)
     if cursor is not None:
         cursor.advance(rows, scan, full=len(rows) == limit)
-    return rows or ([] if turn == 0 else _take_quarantined(call))
+    return rows or ([] if looks_aside else _take_quarantined(call, cursor))
 
 
-def _take_quarantined(call: ClaimCall) -> list[ClaimedRow]:
+def _take_quarantined(call: ClaimCall, cursor: Cursor | None) -> list[ClaimedRow]:
     """Claim one row that may have killed its worker, so that its next crash is charged to nobody else."""
-    scans = quarantined_scans(call.target)
-    return next(filter(None, (_claim_from(call, scan, 1) for scan in scans)), [])
+    began, scans = clock(), quarantined_scans(call.target)
+    rows = next(filter(None, (_claim_from(call, scan, 1) for scan in scans)), [])
+    if cursor is not None:
+        cursor.quarantined_at = next_time(began)
+    return rows
 
 
 def _in_order(target: ClaimTarget, rows: list[ClaimedRow]) -> list[ClaimedRow]:

@@ -21,8 +21,8 @@ from django_taskclaim.states import Status
 
 #: Under backlog a full scan follows after so many seconds, …
 FULL_SCAN_EVERY = 1.0
-#: … or later, if full scans would take more than this share of the time: while an old transaction is open, dead
-#: index entries are not cleaned up, and a full scan takes as long as dozens of other claims.
+#: … or later, if full scans would take more than this share of the time: until dead index entries are cleaned up, a
+#: full scan takes as long as dozens of other claims. A look for quarantined rows, too, begins at the head of the index.
 FULL_SCAN_SHARE = 0.1
 #: … but after so many seconds at the latest.
 LONGEST_PAUSE = 10.0
@@ -84,6 +84,8 @@ class Cursor:
     #: By ``clock()``: when the present claim began, and when the next full scan is due.
     _began: float = 0.0
     _full_scan_at: float = 0.0
+    #: By ``clock()``, when the next look for quarantined rows may follow.
+    quarantined_at: float = 0.0
 
     def scans(self, target: ClaimTarget, *, retried_first: bool) -> list[Scan]:
         """Return where a claim looks until it has all the rows it wants; everywhere at last."""
@@ -108,9 +110,7 @@ class Cursor:
         *rows* are what the claim took, in order, and *last* is its last scan; *full* says that it took all it wanted.
         """
         if last is EVERYTHING:
-            took = clock() - self._began
-            pause = min(LONGEST_PAUSE, max(FULL_SCAN_EVERY, took / FULL_SCAN_SHARE))
-            self._full_scan_at = clock() + pause
+            self._full_scan_at = next_time(self._began, FULL_SCAN_EVERY)
         without_wait = (
             row
             for row in reversed(rows)
@@ -121,3 +121,9 @@ class Cursor:
             self._position = None
         elif found is not None:
             self._position = found.key, found.priority
+
+
+def next_time(began: float, pause: float = 0.0) -> float:
+    """Return when, by ``clock()``, to look once more as since *began*: after *pause* seconds, or later; see above."""
+    now = clock()
+    return now + min(LONGEST_PAUSE, max(pause, (now - began) / FULL_SCAN_SHARE))

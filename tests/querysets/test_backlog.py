@@ -1,14 +1,18 @@
 """While a backlog never ends, urgent rows, retried rows and rows put back still have their turn."""
 
+import itertools
 import time
 from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.db.backends.signals import connection_created
 
 from django_taskclaim import handler
 from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.handlers import unregister
+from django_taskclaim.querysets.cursor import FULL_SCAN_SHARE
+from tests.doctor.support import handling
 from tests.factories import make
 from tests.querysets.support import DEADLINE, clock, set_raw
 from tests.testapp.models import Photo
@@ -49,3 +53,40 @@ def test_rows_that_come_while_the_backlog_never_ends_are_done() -> None:
         unregister(Photo)
     assert time.monotonic() < end
     assert len(done) == len(set(done))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_slow_looks_for_quarantined_rows_take_a_tenth_of_the_time() -> None:
+    """One claim in ten looks, from the head of the index; entries of finished rows make that slow until a vacuum."""
+    make(Photo, 200)
+    looks: list[tuple[float, float]] = []
+
+    def slow(execute: Any, text: str, *others: Any) -> Any:
+        if "RECURSIVE" not in text:
+            return execute(text, *others)
+        began = time.monotonic()
+        time.sleep(0.1)
+        found = execute(text, *others)
+        looks.append((began, time.monotonic()))
+        return found
+
+    def follow(connection: Any, **kwargs: Any) -> None:
+        connection.execute_wrappers.append(slow)
+
+    connection_created.connect(follow)
+    try:
+        with handling(Photo):
+            call_command(
+                "claimworker",
+                "testapp.Photo",
+                "--in-process",
+                "--max-rows",
+                "190",
+                "--batch-size",
+                "1",
+            )
+    finally:
+        connection_created.disconnect(follow)
+    assert looks
+    for (began, ended), (following, _) in itertools.pairwise(looks):
+        assert following - ended > 0.9 * (ended - began) / FULL_SCAN_SHARE

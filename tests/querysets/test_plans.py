@@ -1,7 +1,7 @@
-"""No claim sorts rows or reads a whole table: the database explains each statement just before it is sent."""
+"""No claim sorts rows or reads a whole table, and rows in hand are found by their keys: each statement is explained."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -42,14 +42,20 @@ def faults(table: str, steps: list[dict[str, Any]]) -> list[str]:
 
 
 @contextmanager
-def explaining(model: type[models.Model], *, told: bool = True) -> Iterator[dict[str, list[str]]]:
-    """Explain each claim on a connection that is opened meanwhile; yields the statements with their faults."""
+def explaining(
+    model: type[models.Model],
+    *,
+    told: bool = True,
+    which: str = "taskclaim_switch",
+    faults: Callable[[str, list[dict[str, Any]]], list[str]] = faults,
+) -> Iterator[dict[str, list[str]]]:
+    """Explain what is sent with *which* words on a connection that is opened meanwhile; yields it with its faults."""
     found: dict[str, list[str]] = {}
     table = owner_of(model)._meta.db_table.strip('"`').replace("%%", "%")
     word = "EXPLAIN" if getattr(connection, "mysql_is_mariadb", False) else WORDS[connection.vendor]
 
     def explain(execute: Any, text: str, params: Any, many: bool, context: Any) -> Any:
-        if "taskclaim_switch" in text and owner_of(model)._meta.db_table in text:
+        if which in text and owner_of(model)._meta.db_table in text:
             execute(f"{word} {text}", params, many, context)
             cursor = context["cursor"]
             names = [column[0].lower() for column in cursor.description]
@@ -98,3 +104,22 @@ def test_with_many_rows_the_index_is_chosen_unless_it_is_missing() -> None:
         with without_index(Photo), explaining(Photo, told=False) as found:
             claims(Photo, "--max-rows", "2")
         assert any(found.values())
+
+
+def uses_of_the_claim_index(table: str, steps: list[dict[str, Any]]) -> list[str]:
+    return [str(one) for one in steps if "_clm" in str({**one, "possible_keys": ""})]
+
+
+def test_held_rows_are_found_by_their_keys_by_statistics_of_a_time_without_claims() -> None:
+    """By their status, each completion would read the index entries of all rows done since the last vacuum."""
+    many(Photo)
+    connection.close()
+    fence = ".`claimed_by` = " if connection.vendor == "mysql" else '."claimed_by" = '
+    with explaining(Photo, told=False, which=fence, faults=uses_of_the_claim_index) as found:
+        for size in (1, 30):
+            photos = Photo.objects.claim_batch(size)
+            Photo.objects.renew(photos)
+            photos[0].save()
+            Photo.objects.complete(photos, update_fields=["counter"])
+    assert len(found) >= 5
+    assert {text: bad for text, bad in found.items() if bad} == {}
