@@ -35,10 +35,7 @@ def is_coroutine_function(function: Callable[..., object]) -> bool:
 
     A plain function that wraps an ``async def`` is none: it may run that itself, so only its answer tells.
     """
-    is_object = not inspect.isroutine(function) and not isinstance(function, type)
-    return iscoroutinefunction(function) or (
-        is_object and iscoroutinefunction(type(function).__call__)
-    )
+    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
 
 
 def name_of(function: Callable[..., object]) -> str:

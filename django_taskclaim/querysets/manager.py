@@ -14,15 +14,13 @@ from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import completing, instances, operating, writes
 from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.querysets.fence import FencedQuerySet
-from django_taskclaim.querysets.operating import Progressed
-from django_taskclaim.querysets.scope import in_state, is_due, is_expired
+from django_taskclaim.querysets.operating import Lease, Progressed
+from django_taskclaim.querysets.scope import in_state, is_due, is_expired, is_open, is_running
 from django_taskclaim.querysets.why_empty import Progress, WhyEmpty, progress_of
 from django_taskclaim.querysets.why_empty import why_empty as explain_empty
 from django_taskclaim.states import Status, Token
 
 M = TypeVar("M", bound=models.Model)
-
-Lease = float | timedelta | None
 
 
 class ClaimQuerySet(FencedQuerySet[M]):
@@ -32,7 +30,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
 
     def open(self) -> Self:
         """Rows that wait to be claimed, due or not."""
-        return self._in_state(Status.OPEN)
+        return self.filter(is_open(claim_columns(self.model)))
 
     def due(self) -> Self:
         """Open rows whose waiting time is over by the database's clock."""
@@ -40,9 +38,8 @@ class ClaimQuerySet(FencedQuerySet[M]):
 
     def held_by(self, who: str) -> Self:
         """Rows that *who* holds: the name given to ``claim_batch``, or a worker's id."""
-        return self._in_state(Status.PROCESSING).filter(
-            **{claim_columns(self.model).claimed_by.name: who}
-        )
+        columns = claim_columns(self.model)
+        return self.filter(is_running(columns), **{columns.claimed_by.name: who})
 
     def expired(self) -> Self:
         """Rows whose lease has ended and that ``release_expired`` has not yet put back."""
@@ -50,10 +47,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
 
     def failed(self) -> Self:
         """Rows that ended badly and wait for a ``reset``."""
-        return self._in_state(Status.FAILED)
-
-    def _in_state(self, status: Status) -> Self:
-        return self.filter(in_state(claim_columns(self.model), status))
+        return self.filter(in_state(claim_columns(self.model), Status.FAILED))
 
     def progress(self) -> Progress:
         """Count the rows in each state, in one statement that reads every matching row."""
