@@ -236,11 +236,11 @@ def test_a_page_without_a_living_worker_promises_nothing(looks: Client) -> None:
     page = text_of(looks.get(photos(range="6h")))
     assert "reset, ada “mended”" in page, "the flag of the chart"
     assert re.search("no worker is alive.* 5 of 10 ", page)
-    for promise in ("RUNNING", "rows return", " left"):
+    for promise in ("RUNNING", " left"):
         assert promise not in page
     worker(SILENT)
     page = text_of(looks.get(photos()))
-    assert re.search(r"1 worker process is alive.* about 5 s left .*rows return in \d+ s", page)
+    assert re.search(r"1 worker process is alive.* about 5 s left .*silent.* ends in \d+ s", page)
     # The minute in which work began was not filled.
     ThroughputMinute.objects.filter(at__lt=now - timedelta(minutes=2)).delete()
     ThroughputMinute.objects.filter(at__lt=now - timedelta(minutes=1)).update(counts={"done": 6})

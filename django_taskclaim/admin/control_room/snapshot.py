@@ -19,7 +19,6 @@ from django.utils import timezone
 from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
 
-from django_taskclaim import conf
 from django_taskclaim.admin.control_room import failures
 from django_taskclaim.admin.display import STATES, RowFacts, longest_running
 from django_taskclaim.columns import has_ranges
@@ -31,10 +30,9 @@ from django_taskclaim.control.reading import DAY, HOUR, Slot
 from django_taskclaim.doctor import reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
-from django_taskclaim.models import WorkerProcess
-from django_taskclaim.monitoring.overview import Holder, Overview, overview, overviews
+from django_taskclaim.monitoring.overview import Overview, overview, overviews
 from django_taskclaim.monitoring.server import in_time
-from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
+from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.ranges import RowCounts, row_counts
 from django_taskclaim.states import Status
@@ -257,27 +255,20 @@ def worker_lines(known: Snapshot, *, sees_all: bool) -> list[dict[str, Any]]:
     seen, found = known.seen, []
     if seen is None:
         return []
+    holders = {holder.name: holder for holder in seen.holders}
     for worker in seen.workers[:WORKERS]:
         # The error of a worker of several models may be about a model that this user may not see.
         sees_error = sees_all and len(worker.labels) == 1
-        line = {
-            "worker": worker,
-            "command": WORKER_COMMANDS[worker.command].done if worker.command else "",
-            "error": worker.last_error if sees_error else worker.last_error.partition(": ")[0],
-            "rate": known.rates.get(worker.name),
-        }
-        holder = next((one for one in seen.holders if one.name == worker.name), None)
-        found.append(line if holder is None else line | _held(seen, worker, holder))
+        found.append(
+            {
+                "worker": worker,
+                "command": WORKER_COMMANDS[worker.command].done if worker.command else "",
+                "error": worker.last_error if sees_error else worker.last_error.partition(": ")[0],
+                "rate": known.rates.get(worker.name),
+                "holder": holders.get(worker.name),
+            }
+        )
     return found
-
-
-def _held(seen: Overview, worker: WorkerProcess, holder: Holder) -> dict[str, Any]:
-    """Return how many rows of the model a process holds, and for how long: a silent one until others put them back."""
-    left = holder.next_expiry - seen.now if holder.next_expiry else timedelta()
-    if not worker.alive:
-        length = seen.switch.lease or policy_for(seen.model).lease
-        left += conf.duration("REAPER_INTERVAL") + length / RENEWALS_PER_LEASE
-    return {"held": holder.rows, "left": left, "is_over": left <= timedelta()}
 
 
 # Throughput as the page draws it, no script is needed for that, and what it lets expect

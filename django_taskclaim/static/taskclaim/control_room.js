@@ -174,13 +174,6 @@
         read();
     });
 
-    setInterval(() => {
-        for (const node of live.querySelectorAll("[data-countdown]")) {
-            const left = Number(node.textContent);
-            if (left > 0) node.textContent = String(left - 1);
-        }
-    }, 1000);
-
     read();
     later();
 })();
