@@ -12,7 +12,7 @@ from django_taskclaim import conf
 from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, is_on
 from django_taskclaim.fields import as_utc
 from django_taskclaim.tables import EVERY_MODEL, WorkerProcess, scope_of
-from django_taskclaim.worker.counters import Counts, quantile, times
+from django_taskclaim.worker.counters import Counts
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 #: What is older than AGE_OF_MINUTES is kept, and shown, in slots as long as this.
@@ -39,16 +39,6 @@ class Slot:
     def rate(self) -> float:
         """Rows completed a second."""
         return self.counts["done"] / self.seconds
-
-    @property
-    def p50(self) -> float | None:
-        """How long half of all batches took at most, in seconds; None where no batch ended."""
-        return quantile(times(self.counts, "durations"), 0.5)
-
-    @property
-    def p95(self) -> float | None:
-        """The same of 95 in 100."""
-        return quantile(times(self.counts, "durations"), 0.95)
 
     @property
     def tries(self) -> int:

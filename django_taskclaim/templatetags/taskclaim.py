@@ -50,18 +50,6 @@ def percent_of(part: int, whole: int) -> str:
     return f"{_decimal(tenths / 10, 0 if tenths in (0, 1000) else 1)} %"
 
 
-@register.filter
-def seconds(value: float | None) -> str:
-    """Return a duration of work: ``12 ms``, ``1.4 s``, ``3 min 20 s``; a dash for none."""
-    if not value:
-        return "–"
-    if value < 0.9995:
-        return f"{number(value * 1000)} ms"
-    if value < 60:
-        return f"{_decimal(value, 1)} s"
-    return format_duration(timedelta(seconds=value))
-
-
 def _decimal(value: float, places: int) -> str:
     return formats.number_format(f"{value:.{places}f}", places, use_l10n=True)
 

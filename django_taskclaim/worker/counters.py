@@ -4,7 +4,7 @@ Rows are counted by what became of them: ``done``; ``failed``, rows that ended s
 last ones of failed rows among them; ``claimed``; ``lost``, claims found lost; ``expired``, rows put back.
 
 How long things took is counted by size, on a scale that grows by half an octave a step, ``ran 12`` for the twelfth: a
-quantile read from that is wrong by a fifth at most. ``durations`` are of batches, from the claim to the last row
+sum read from that is wrong by a fifth at most. ``durations`` are of batches, from the claim to the last row
 written, ``ran`` of handlers, by row, and ``waited`` of the first row of each claim, since it was due.
 
 The counts of several processes add up.
@@ -12,7 +12,7 @@ The counts of several processes add up.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -72,19 +72,6 @@ def longest_in(bucket: int) -> float:
 
 #: Where all buckets but the last one end.
 ENDS = [longest_in(bucket) for bucket in range(LAST)]
-
-
-def quantile(counts: Mapping[int, int], share: float) -> float | None:
-    """Return what *share* of all were quicker than, in seconds; None where nothing was counted."""
-    wanted = share * sum(counts.values())
-    if not wanted:
-        return None
-    for bucket in sorted(counts):
-        if wanted <= counts[bucket]:
-            # As if what is in a bucket lay evenly in it, on the scale that it has.
-            return longest_in(bucket - 1) * 2 ** (wanted / counts[bucket] / STEPS_PER_OCTAVE)
-        wanted -= counts[bucket]
-    return longest_in(max(counts))
 
 
 def times(counts: Counts, name: str) -> dict[int, int]:

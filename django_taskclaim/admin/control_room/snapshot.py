@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
-from statistics import fmean, median_high
+from statistics import fmean
 from threading import Lock
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar, cast
@@ -283,9 +283,6 @@ class Chart(NamedTuple):
     #: Rows a second at most, and on average while work went on.
     top: float
     average: float
-    #: Seconds that batches took.
-    median: float
-    slowest: float
     #: What people did meanwhile, oldest first, and where it stands in the chart, in percent.
     marks: list[tuple[OperatorAct, float]]
 
@@ -310,8 +307,6 @@ def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
         worked,
         top=max(rates),
         average=fmean(over or rates),
-        median=median_high([slot.p50 for slot in worked if slot.p50] or [0.0]),
-        slowest=max((slot.p95 or 0.0 for slot in worked), default=0.0),
         marks=[(act, round(place, 2)) for act, place in places if 0 <= place < 100],
     )
 

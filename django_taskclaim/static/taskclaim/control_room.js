@@ -147,10 +147,10 @@
     }
 
     live.addEventListener("pointermove", (event) => {
-        const plots = event.target.closest(".tc-plots");
-        const slider = plots && live.querySelector("#tc-readout input");
+        const plot = event.target.closest(".tc-plot");
+        const slider = plot && live.querySelector("#tc-readout input");
         if (!slider) return;
-        const { left, width } = plots.getBoundingClientRect();
+        const { left, width } = plot.getBoundingClientRect();
         slider.value = Math.floor((event.clientX - left) / width * (Number(slider.max) + 1));
         slider.parentNode.dataset.mine = "";
         read();
