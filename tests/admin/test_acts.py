@@ -4,7 +4,6 @@ import html
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from typing import Any
 
 import pytest
@@ -213,18 +212,6 @@ def test_what_takes_too_long_goes_on_when_pressed_again(
         assert said(answer).endswith("The time was up; press again for the rest.") == is_left
     assert {facts(row).iteration for row in rows} == {before + 1}
     assert [act[2] for act in recorded()] == [2, 2, 1]
-
-
-def test_a_chunk_that_would_not_end_in_time_is_not_begun(
-    boss: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings.TASKCLAIM = {"CHUNK_SIZE": 1}
-    monkeypatch.setattr(actions, "SECONDS", 20.0)
-    # Each chunk takes 8 s.
-    monkeypatch.setattr(actions, "clock", count(step=8).__next__)
-    failed(4)
-    assert said(button(boss)).endswith("press again for the rest.")
-    assert Photo.objects.open().count() == 1
 
 
 @pytest.mark.promise(3)
