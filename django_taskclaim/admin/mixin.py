@@ -226,19 +226,13 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         register(admin_site)
         if self.actions is not None:
             self.actions = [*ours, *self.actions]
-        chosen = {*self.raw_id_fields, *self.autocomplete_fields, *self.radio_fields}
-        if takes_source(model) and LINK not in chosen:
-            # Else the form would offer every source there is.
-            self.raw_id_fields = (*self.raw_id_fields, LINK)  # type: ignore[misc]  # a ClassVar in django-stubs
 
     # Who may
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Say whether the user may make a row by a form; nobody may where only ``plan()`` or ``populate()`` can."""
-        by_hand = (
-            takes_source(self.model) if is_companion(self.model) else not has_ranges(self.model)
-        )
-        return by_hand and super().has_add_permission(request)
+        """Say whether the user may make a row by a form; nobody may where ``plan()`` or ``populate()`` makes them."""
+        is_made = is_companion(self.model) or has_ranges(self.model)
+        return not is_made and super().has_add_permission(request)
 
     # The list
 
@@ -305,7 +299,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         """Return what no form may write: the claim columns, and a companion's source."""
         own = list(super().get_readonly_fields(request, obj))
         # With another source, a row would be done that nobody did.
-        link = [LINK] if obj is not None and is_companion(self.model) else []
+        link = [LINK] if is_companion(self.model) else []
         return list(dict.fromkeys([*own, *raw_names(self.model), *link]))
 
     def get_fields(self, request: HttpRequest, obj: object = None) -> Any:
@@ -341,10 +335,3 @@ def extended(response: TemplateResponse, name: str) -> TemplateResponse:
 def raw_names(model: type[models.Model]) -> list[str]:
     """Return the claim columns of *model* that verbs alone write."""
     return [field.name for field in claim_columns(model).guarded]
-
-
-def takes_source(model: type[models.Model]) -> bool:
-    """Say whether a form can fill in the link of a companion to its source; a copied key has no form field."""
-    # A wrong link is for ``manage.py check`` to tell.
-    link = next((field for field in model._meta.fields if field.name == LINK), None)
-    return is_companion(model) and isinstance(link, models.ForeignKey) and link.editable

@@ -10,7 +10,7 @@ from django.urls import path
 
 from django_taskclaim.admin import ClaimAdminMixin
 from tests.admin.room import address, group_of, overview, perform, said, text_of
-from tests.companions.app.models import FarPage, FarTask, Page, PageCheck, PageTask
+from tests.companions.app.models import FarPage, FarTask, Page, PageTask
 from tests.querysets.support import execute, table_of
 from tests.ranges.conftest import fill
 from tests.testapp.models import CompositeRange, IntRange, TextRange
@@ -29,19 +29,8 @@ class PlainAdmin(ClaimAdminMixin, ModelAdmin):  # type: ignore[type-arg]
     """As the README shows it."""
 
 
-class PageAdmin(ModelAdmin):  # type: ignore[type-arg]
-    search_fields = ["slug"]
-
-
-class SearchingAdmin(PlainAdmin):
-    """Has its own way to choose the source."""
-
-    autocomplete_fields = ["source"]
-
-
 site.register([PageTask, FarTask, IntRange, TextRange, CompositeRange], PlainAdmin)
-site.register(PageCheck, SearchingAdmin)
-site.register(Page, PageAdmin)
+site.register(Page, ModelAdmin)
 urlpatterns = [*project, path("beside/", site.urls)]
 
 
@@ -61,18 +50,9 @@ def test_their_admins_pass_the_checks() -> None:
     assert [problem for one in site._registry.values() for problem in one.check()] == []
 
 
-def test_the_source_of_a_new_companion_is_named_by_its_key(boss: Client) -> None:
-    """A list of all sources would not end; the user's own way to choose stays."""
+def test_a_companion_is_made_by_populate_and_keeps_its_source(boss: Client) -> None:
     two_pages()
-    url = beside(PageTask, "add")
-    assert "<option" not in shown(boss, url)
-    assert boss.post(url, {"source": "second"}).status_code == 302
-    assert PageTask.objects.get().source_id == "second"
-    assert "admin-autocomplete" in shown(boss, beside(PageCheck, "add"))
-
-
-def test_a_companion_keeps_its_source(boss: Client) -> None:
-    two_pages()
+    assert boss.get(beside(PageTask, "add")).status_code == 403
     PageTask.objects.populate(Page.objects.filter(pk="first"))
     url = beside(PageTask, "change", PageTask.objects.get().pk)
     page = shown(boss, url)
@@ -99,13 +79,10 @@ def test_failed_companions_are_named_by_their_sources(boss: Client) -> None:
     assert "Source key first" in page
 
 
-def test_a_companion_with_a_copied_key_shows_its_source_and_is_made_by_populate_only(
-    boss: Client,
-) -> None:
+def test_a_companion_with_a_copied_key_shows_its_source(boss: Client) -> None:
     far = FarPage.objects.using("other").create(title="far away")
     FarTask.objects.populate(FarPage.objects.all())
     assert str(far) in shown(boss, beside(FarTask, "change", FarTask.objects.get().pk))
-    assert boss.get(beside(FarTask, "add")).status_code == 403
 
 
 @pytest.mark.parametrize("model", [IntRange, TextRange, CompositeRange])
