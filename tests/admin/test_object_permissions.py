@@ -196,9 +196,9 @@ def test_an_order_needs_every_model_that_the_worker_serves(
 
 
 def test_without_the_permission_no_page_is_shown(db: None) -> None:
-    pages = [photos(), photos("live"), overview(), overview("live")]
+    pages = [photos(), photos("live"), photos("pause"), overview(), overview("live")]
     pages.append(overview("testapp.job", "pause"))
-    for permissions in ((), ("testapp.view_photo",), VIEW[:1]):
+    for permissions in ((), ("testapp.view_photo",), VIEW[:1], OPERATE[1:]):
         client = somebody(*permissions)
         assert {client.get(page).status_code for page in pages} == {403}
         assert client.post(photos("export")).status_code == 403

@@ -14,7 +14,7 @@ from django.contrib import messages
 from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
 from django.db import Error, models, router
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.middleware.csrf import get_token
 from django.shortcuts import redirect, render
@@ -100,11 +100,13 @@ class OverviewPage:
         if page not in self.views:
             raise Http404
         name, needed = self.views[page]
-        if needed and not self.may(needed, request):
+        # Also a form of settings that comes back with errors shows all that is on the page.
+        may_look = self.model is None or self.may("view_control", request)
+        if not may_look or (needed and not self.may(needed, request)):
             raise PermissionDenied
         if name in ("settings", "export") and request.method != "POST":
             # The login form leads here when a form was sent after the session had ended.
-            return self.back(request)
+            return redirect(self.url())
         response: HttpResponseBase = getattr(self, name)(request, page)
         return response
 
@@ -155,13 +157,9 @@ class OverviewPage:
 
     # What a person can do
 
-    def back(self, request: HttpRequest) -> HttpResponseRedirect:
-        """Return to the page."""
-        return redirect(self.url())
-
     def ask(self, request: HttpRequest, *, allowed: bool = True, **page: Any) -> HttpResponseBase:
         """Ask for confirmation, and then act, see ``confirm``."""
-        page |= {"back": self.back(request).url, "crumbs": self.crumbs, "site": self.site}
+        page |= {"back": self.url(), "crumbs": self.crumbs, "site": self.site}
         return confirm(request, allowed=allowed, **page)
 
     def attempt(
@@ -174,7 +172,7 @@ class OverviewPage:
             messages.error(request, first_line(error))
         else:
             messages.success(request, done)
-        return self.back(request)
+        return redirect(self.url())
 
     def turn(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask, and then pause or resume claims of the model, or of all on every database.
@@ -210,7 +208,7 @@ class ModelPage(OverviewPage):
         "settings": ("settings", "configure"),
         **{page: ("act_on_group", action.needs) for page, action in actions.GROUP_ACTIONS.items()},
         "known": ("mark_known", "operate"),
-        "export": ("export", "view_control"),
+        "export": ("export", ""),
     }
 
     def __init__(self, site: AdminSite, model: type[models.Model]) -> None:
@@ -262,9 +260,6 @@ class ModelPage(OverviewPage):
 
     def facts(self, request: HttpRequest, form: forms.SettingsForm | None = None) -> dict[str, Any]:
         """Return what the templates show; None is what was not read, and the script keeps what it has of that."""
-        # Also beside a form of settings with errors, which a user may send who may not look.
-        if not self.may("view_control", request):
-            raise PermissionDenied
         rows = self.rows(request)
         chosen = request.GET.get("range", "")
         span = snapshot.RANGES.get(chosen, HOUR)
@@ -295,11 +290,6 @@ class ModelPage(OverviewPage):
 
     # What a person can do
 
-    def back(self, request: HttpRequest) -> HttpResponseRedirect:
-        """Return to the page; a user who may not look at it, to the list, or to the index where there is none."""
-        may_look = self.may("view_control", request)
-        return redirect(self.url() if may_look else self.list_url or self.address("index"))
-
     def command(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then give one worker process the command to drain, stop or release."""
         if not is_on(self.alias):
@@ -309,7 +299,7 @@ class ModelPage(OverviewPage):
         if worker is None:
             gone = _("Nothing was changed: no worker is listed as %(name)s any more.")
             messages.warning(request, gone % {"name": name})
-            return self.back(request)
+            return redirect(self.url())
 
         def run(answer: Answer) -> HttpResponseBase:
             if worker.alive or action is not actions.GIVE_BACK:
@@ -322,7 +312,7 @@ class ModelPage(OverviewPage):
                 rows = audit.rows_held_by(worker, model, self.alias)
                 model_admin = ModelPage(self.site, model).model_admin
                 run_action(request, actions.RELEASE, rows, model_admin=model_admin, reason=reason)
-            return self.back(request)
+            return redirect(self.url())
 
         return self.ask(
             request,
@@ -344,7 +334,7 @@ class ModelPage(OverviewPage):
             return self.show(request, form=form)
         if not form.values:
             messages.warning(request, _("Nothing was changed."))
-            return self.back(request)
+            return redirect(self.url())
         reason = form.cleaned_data["reason"]
         do = partial(
             audit.change_overrides, self.model, form.values, by=request.user, reason=reason
@@ -362,7 +352,7 @@ class ModelPage(OverviewPage):
             late = _("Nothing was changed: the database did not answer in time.")
             gone = _("Nothing was changed: no row has failed like this lately.")
             messages.warning(request, gone if failed else late)
-            return self.back(request)
+            return redirect(self.url())
 
         latest = json.dumps([str(failure.key) for failure in group.failures[: forms.FIRST]])
 
@@ -383,7 +373,7 @@ class ModelPage(OverviewPage):
                 reason=f"{group.name} – {answer['reason']}".removesuffix(" – "),
             )
             # If the time was up, the page asks again, for the rest.
-            return self.back(request) if is_over else redirect(request.get_full_path())
+            return redirect(self.url() if is_over else request.get_full_path())
 
         form: Any = retry_form
         title, warning = _("Retry the failed rows of this group"), ""
@@ -428,7 +418,7 @@ class ModelPage(OverviewPage):
         found = in_time(self.alias, read, failures.READING_LIMIT)
         if found is None:
             messages.warning(request, _("The database did not answer in time."))
-            return self.back(request)
+            return redirect(self.url())
         note = ""
         if len(found) > failures.EXPORTED:
             note = _("Only the last %(rows)s failed rows were read.") % {"rows": failures.EXPORTED}
