@@ -19,7 +19,7 @@ from django_taskclaim.conf import accepting
 from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.db.notify import called_for
 from django_taskclaim.limits.key_limits import limits_of_policy
-from django_taskclaim.policy import SHORTEST_LEASE, Backoff, Policy, Rule, policies, policy_for
+from django_taskclaim.policy import Backoff, Policy, Rule, policies, policy_for
 from django_taskclaim.querysets.completing import checked_results
 from django_taskclaim.querysets.scope import Rows, refuse_unclaimable
 
@@ -103,14 +103,6 @@ class Handler(Policy):
         """Say whether nobody else can write while a row runs, so that no lease can be renewed."""
         connection = connections[alias]
         return self.atomic and is_supported(connection) and dialect_for(connection).has_one_writer
-
-    def shortest_lease(self, alias: str) -> timedelta:
-        """Return the shortest lease that its rows may have. Its own may be shorter than useful; W009 tells of that."""
-        if not self.blocks_writers(alias):
-            return SHORTEST_LEASE
-        return (
-            self.lease if self.timeout is None else min(self.lease, WAITS_PER_LEASE * self.timeout)
-        )
 
     def rows(self, using: str | None = None) -> Any:
         """Return the queryset that claims start from: the handler's own, or the model's default manager."""

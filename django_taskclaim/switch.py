@@ -20,7 +20,6 @@ from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line, format_moment
-from django_taskclaim.handlers import handler_for, models_with_handler
 from django_taskclaim.limits import stops_of
 from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE
 from django_taskclaim.tables import EVERY_MODEL, OVERRIDES, Switch, scope_of
@@ -114,8 +113,6 @@ def set_overrides(
             f"There is no override {', '.join(unknown)}; there are {', '.join(OVERRIDES)}."
         )
     values = {name: as_stored(name, value) for name, value in overrides.items()}
-    if values.get("lease") is not None:
-        refuse_short_lease(model, values["lease"], places_of(using, [model]))
     _write(model, using, {**values, "set_at": DatabaseNow(), "set_by": by[:200]})
 
 
@@ -142,18 +139,6 @@ def override_as_text(value: object) -> str:
     if isinstance(value, timedelta):
         return f"{value.total_seconds():g}s"
     return str(value or "none")
-
-
-def refuse_short_lease(model: type[models.Model], lease: timedelta, aliases: list[str]) -> None:
-    """Raise ValueError where a lease would end while a row runs, because nobody can renew it meanwhile."""
-    same = [one for one in models_with_handler() if scope_of(one) == scope_of(model)]
-    for handler in filter(None, map(handler_for, same)):
-        for alias in aliases:
-            if lease < (least := handler.shortest_lease(alias)):
-                raise ValueError(
-                    f"lease must be {least.total_seconds():g} seconds or more: {handler.name} is atomic, and while a"
-                    f" row runs no lease on the database {alias!r} can be renewed."
-                )
 
 
 def overrides_of(model: type[models.Model], *, using: str) -> dict[str, object]:

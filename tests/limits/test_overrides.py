@@ -1,17 +1,12 @@
 """Overrides: what makes sense is stored beside the pause and recorded, the rest is refused in a sentence."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connections
 
 from django_taskclaim.control.audit import change_overrides
 from django_taskclaim.control.models import OperatorAct
-from django_taskclaim.db import dialect_for
-from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.switch import overrides_of, pause, paused_by, resume, set_overrides
 from tests.querysets.support import at_once
 from tests.testapp.models import Ledger, Photo
@@ -23,16 +18,6 @@ HERE = {"using": "default"}
 
 def change(**values: Any) -> None:
     set_overrides(Photo, **values, **HERE)
-
-
-@contextmanager
-def handled(**options: Any) -> Iterator[None]:
-    """Let photos have a handler with these options."""
-    handler(Photo, **options)(print)
-    try:
-        yield
-    finally:
-        unregister(Photo)
 
 
 def test_a_change_leaves_the_pause_and_the_other_overrides_and_is_recorded() -> None:
@@ -81,26 +66,3 @@ def test_two_people_change_different_overrides_at_once() -> None:
     at_once(lambda: change(batch_size=20), lambda: change(lease="90s"))
     lease = timedelta(seconds=90)
     assert overrides_of(Photo, **HERE) == {"batch_size": 20, "lease": lease}
-
-
-def is_refused(**values: Any) -> bool:
-    try:
-        change(**values)
-    except ValueError as error:
-        return str(error).startswith("lease must be")
-    return False
-
-
-@pytest.mark.promise(14)
-def test_a_lease_that_is_too_short_for_an_atomic_handler_is_refused_where_one_writes() -> None:
-    """The handler may take a quarter of the lease there; elsewhere any lease will do."""
-    one_writer = dialect_for(connections["default"]).has_one_writer
-    change(lease=4)
-    with handled(atomic=True, lease=60, timeout=10):
-        assert not is_refused(batch_size=3)
-        assert is_refused(lease=39.9) == one_writer
-        assert not is_refused(lease=40)
-    with handled(atomic=True, lease=60):
-        assert is_refused(lease=59) == one_writer
-    with handled(timeout=10, lease=60):
-        assert not is_refused(lease=4)
