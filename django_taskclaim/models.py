@@ -5,35 +5,19 @@ whose own ``status`` or ``priority`` is taken. ``SourceMixin`` makes a model the
 altered.
 """
 
-from django_taskclaim.companions import SourceKey, SourceMixin
-from django_taskclaim.mixins import (
-    ClaimBase,
-    ClaimMixin,
-    CompletedAtMixin,
-    PrefixedClaimMixin,
-    PrefixedTaskMixin,
-    PriorityMixin,
-    RetryMixin,
-    TaskMixin,
-)
-from django_taskclaim.ranges import RangeMixin
-from django_taskclaim.tables import Control, NamedLease, RateLevel, Switch, WorkerProcess
-
-__all__ = [
-    "ClaimBase",
-    "ClaimMixin",
-    "CompletedAtMixin",
-    "Control",
-    "NamedLease",
-    "PrefixedClaimMixin",
-    "PrefixedTaskMixin",
-    "PriorityMixin",
-    "RangeMixin",
-    "RateLevel",
-    "RetryMixin",
-    "SourceKey",
-    "SourceMixin",
-    "Switch",
-    "TaskMixin",
-    "WorkerProcess",
-]
+from django_taskclaim.companions import SourceKey as SourceKey
+from django_taskclaim.companions import SourceMixin as SourceMixin
+from django_taskclaim.mixins import ClaimBase as ClaimBase
+from django_taskclaim.mixins import ClaimMixin as ClaimMixin
+from django_taskclaim.mixins import CompletedAtMixin as CompletedAtMixin
+from django_taskclaim.mixins import PrefixedClaimMixin as PrefixedClaimMixin
+from django_taskclaim.mixins import PrefixedTaskMixin as PrefixedTaskMixin
+from django_taskclaim.mixins import PriorityMixin as PriorityMixin
+from django_taskclaim.mixins import RetryMixin as RetryMixin
+from django_taskclaim.mixins import TaskMixin as TaskMixin
+from django_taskclaim.ranges import RangeMixin as RangeMixin
+from django_taskclaim.tables import Control as Control
+from django_taskclaim.tables import NamedLease as NamedLease
+from django_taskclaim.tables import RateLevel as RateLevel
+from django_taskclaim.tables import Switch as Switch
+from django_taskclaim.tables import WorkerProcess as WorkerProcess
