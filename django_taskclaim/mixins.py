@@ -39,11 +39,6 @@ class ClaimHandle:
     def __init__(self, row: models.Model) -> None:
         self._row = row
 
-    def __repr__(self) -> str:
-        claim = claim_of(self._row)
-        shown = "no claim" if claim is None else f"claim {claim.token}"
-        return f"<{shown} on {self._row!r}>"
-
     @property
     def token(self) -> Token:
         """Names this claim, with the row's key, for ever: ``(holder, iteration)``.
@@ -59,11 +54,6 @@ class ClaimHandle:
         if claim is None or claim.ended or claim.lost:
             return True
         return claim.local_deadline is not None and claim.local_deadline <= clock()
-
-    def remaining(self) -> timedelta | None:
-        """Return how long the lease lasts by this process's own clock; None where that was never known."""
-        deadline = self._standing().local_deadline
-        return None if deadline is None else timedelta(seconds=max(0.0, deadline - clock()))
 
     def check(self) -> bool:
         """Ask the database whether the claim stands: True, or ClaimLost."""

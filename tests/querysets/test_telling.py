@@ -23,7 +23,7 @@ from django_taskclaim.signals import (
 )
 from tests.factories import make
 from tests.querysets.completing import claimed
-from tests.querysets.support import facts, fresh, keys, lose
+from tests.querysets.support import facts, keys, lose
 from tests.testapp.models import Child, Photo, PhotoProxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -163,14 +163,11 @@ def test_a_loss_carries_its_facts_and_travels_between_processes() -> None:
 def test_what_a_row_says_of_its_claim() -> None:
     (row,) = claimed(Photo, 1)
     assert not row.claim.lost
-    assert 0 < row.claim.remaining().total_seconds() <= 60
-    assert str(row.claim.token) in repr(row.claim)
     lose(row)
     assert not row.claim.lost  # nobody has asked the database yet
     with pytest.raises(ClaimLost):
         row.claim.check()
     assert row.claim.lost
-    assert "no claim" in repr(fresh(row).claim)
 
 
 # Async twins

@@ -86,7 +86,6 @@ def verbs_on_a_row(photo: Photo) -> None:
     photo.claim.fail("no such picture", retry=False)
     photo.claim.release(delay=5)
     assert_type(photo.claim.renew(lease=60), bool)
-    assert_type(photo.claim.remaining(), timedelta | None)
     assert_type(photo.claim.lost, bool)
     photo.complete(update_fields=["width"])
 
