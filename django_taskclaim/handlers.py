@@ -191,12 +191,7 @@ def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) 
     """
 
     def decorate(function: F) -> F:
-        try:
-            _register(model, function, options)
-        except Exception as error:
-            # The traceback does not always name it.
-            error.add_note(f"@handler raised this for {name_of(function)}.")
-            raise
+        _register(model, function, options)
         return function
 
     # @handler without parentheses is refused.
