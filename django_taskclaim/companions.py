@@ -38,31 +38,23 @@ from django_taskclaim.ranges.keys import Keys
 
 M = TypeVar("M", bound=models.Model)
 
-#: Called after each commit with how many sources were looked at so far, and how many companions added.
-Progress = Callable[[int, int], object]
-
 
 class CompanionQuerySet(ClaimQuerySet[M]):
     """The rows of a ``SourceMixin`` model; to inherit from, or to make a manager of."""
 
     def populate(
-        self,
-        sources: Rows | models.Manager[Any],
-        *,
-        chunk_size: int | None = None,
-        progress: Progress | None = None,
+        self, sources: Rows | models.Manager[Any], *, chunk_size: int | None = None
     ) -> int:
         """Add a row for each source of the queryset *sources* that has none, and return how many were added.
 
         The new rows are open. Repeatable, also by several at once: no source ever gets two. One
         INSERT … SELECT where both tables are on one database. Otherwise, or with *chunk_size*, the sources are taken in
-        chunks in the order of their key. Each chunk is committed, so a call that breaks off is simply repeated. After
-        each chunk *progress* is called with how many sources were looked at so far, and how many rows added.
+        chunks in the order of their key. Each chunk is committed, so a call that breaks off is simply repeated.
 
         Raises TypeError for what is no filtered queryset of the source model.
         """
         self._for_write = True
-        return Population(self.model, self.db, sources).run(chunk_size, progress)
+        return Population(self.model, self.db, sources).run(chunk_size)
 
     apopulate = async_twin(populate)
 
@@ -184,7 +176,7 @@ class Population:
             map(_made_in_python, self.others)
         )
 
-    def run(self, chunk_size: int | None, progress: Progress | None) -> int:
+    def run(self, chunk_size: int | None) -> int:
         """Add what is missing and return how many: in one statement if no size is given and the database can do it."""
         NUMBER_OR_NONE.check(chunk_size, "chunk_size")
         if self.sources.query.is_empty():
@@ -193,14 +185,10 @@ class Population:
         if chunk_size is None and self.is_one_statement:
             return self._add(add, self.sources)
         keys, by_key = Keys(self.sources.model, self.sources.db), self.sources.order_by("pk")
-        seen = added = 0
-        for part in keys.parts(by_key, chunk_size or CHUNK):
-            sources = self.sources.filter(keys.between(part.after, part.until))
-            added += self._add(add, sources)
-            seen += part.rows
-            if progress is not None:
-                progress(seen, added)
-        return added
+        return sum(
+            self._add(add, self.sources.filter(keys.between(part.after, part.until)))
+            for part in keys.parts(by_key, chunk_size or CHUNK)
+        )
 
     def _add(self, add: Callable[[Rows], int], sources: Rows) -> int:
         """Add the companions that *sources* lack; try again if others have added one of them meanwhile."""
