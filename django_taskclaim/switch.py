@@ -55,9 +55,8 @@ class SwitchError(TaskClaimError):
 
     def __str__(self) -> str:
         failed = "; ".join(f"{alias}: {first_line(error)}" for alias, error in self.errors.items())
-        if not self.done:
-            return f"The switch was not set on {failed}"
-        return f"The switch was set on {', '.join(self.done)}, but not on {failed}"
+        done = f"was set on {', '.join(self.done)}, but not" if self.done else "was not set"
+        return f"The switch {done} on {failed}"
 
 
 def pause(

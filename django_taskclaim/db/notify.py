@@ -21,11 +21,6 @@ QUIET = 0.05
 SILENCE = 0.25
 
 
-def can_call(connection: BaseDatabaseWrapper) -> bool:
-    """Say whether sessions of this database can call each other."""
-    return connection.vendor == "postgresql"
-
-
 # Calling idle workers when there are new rows, after the commit
 
 #: The models that hold our columns and had a handler that wants to be called; filled as handlers are registered.
@@ -65,10 +60,8 @@ def call_workers(owner: type[models.Model], using: str) -> None:
 
     Not in the transaction itself: PostgreSQL lets transactions that call commit one after the other.
     """
-    if owner not in called_for:
-        return
     connection = connections[using]
-    if not can_call(connection):
+    if owner not in called_for or connection.vendor != "postgresql":
         return
     caller = _caller(owner._meta.db_table, using)
     if not connection.in_atomic_block and (caller.is_silent() or not connection.get_autocommit()):
@@ -88,7 +81,7 @@ def can_hear(connection: BaseDatabaseWrapper) -> bool:
     """Say whether a session of this database hears calls: with psycopg 3, and as the only client of its session."""
     driver: Any = connection
     has_a_pooler = connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
-    return can_call(connection) and driver.Database.__name__ == "psycopg" and not has_a_pooler
+    return driver.Database.__name__ == "psycopg" and not has_a_pooler
 
 
 class Listener:
