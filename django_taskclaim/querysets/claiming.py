@@ -48,7 +48,7 @@ from django_taskclaim.querysets.cursor import (
 from django_taskclaim.querysets.instances import claimed_by, like, read_again
 from django_taskclaim.querysets.scope import ClaimTarget, Rows, run
 from django_taskclaim.signals import rows_claimed, send_after_commit
-from django_taskclaim.states import WORKER_MARK, Status, Token
+from django_taskclaim.states import WORKER_MARK, Token
 from django_taskclaim.tables import stop_scopes
 
 #: How many claims this process has made, by database and model.
@@ -303,13 +303,9 @@ def _committed(call: ClaimCall, error: scope.AmbiguousCommit) -> list[models.Mod
 
     Only of a worker's id: another call may have claimed the same rows under the same name.
     """
-    rows: list[models.Model] | None = error.result
     if WORKER_MARK not in call.holder:
         raise error
-    if rows:
-        rows = writes.finished_rows(rows, Status.PROCESSING)
-    elif rows is None:
-        rows = _read(call, carried_claims(run(call.target, partial(_held, call))))
+    rows = _read(call, carried_claims(run(call.target, partial(_held, call))))
     if not rows:
         raise OperationalError("The claim was not committed.") from error
     return rows

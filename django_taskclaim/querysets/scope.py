@@ -250,9 +250,6 @@ class AmbiguousCommit(OperationalError):
     To a caller who does not look at them it is the error of the connection, which is its cause.
     """
 
-    #: What the statements had returned before the COMMIT; None for a statement that was to commit by itself.
-    result: Any = None
-
 
 def run(
     target: ClaimTarget,
@@ -281,11 +278,10 @@ def run(
     block = nullcontext if autocommit else own
 
     def once() -> R:
-        with detecting_lost_commit(target, block(), is_commit=autocommit) as lost:
+        with detecting_lost_commit(target, block(), is_commit=autocommit):
             if failed:
                 raise failed.pop()
-            lost.result = result = statements()
-        return result
+            return statements()
 
     # It is asked here: a receiver of the user's that is called meanwhile waits for locks as it always does.
     waits_once = WAITS_ONCE in vars(target.dialect.connection)
@@ -296,24 +292,23 @@ def run(
 @contextmanager
 def detecting_lost_commit(
     target: Target, block: AbstractContextManager[None], *, is_commit: bool = False
-) -> Iterator[AmbiguousCommit]:
-    """Run the inside of *block*; AmbiguousCommit, with what was noted on it, where the COMMIT was not answered.
+) -> Iterator[None]:
+    """Run the inside of *block*; AmbiguousCommit where the COMMIT was not answered.
 
     Where the statement inside *is a commit*, too, it is in no transaction.
     """
     outermost = is_commit or no_transaction(target.dialect.connection)
-    lost, committing = AmbiguousCommit(), is_commit
+    committing = is_commit
     try:
         with block:
-            yield lost
+            yield
             committing = outermost
     except TROUBLE as error:
         was_refused = contention_code(error) is not None or not target.dialect.may_be_done(error)
         if not committing or was_refused:
             raise
         drop_broken(target.alias)
-        lost.args = error.args
-        raise lost from error
+        raise AmbiguousCommit(*error.args) from error
 
 
 # Transactions of the caller's

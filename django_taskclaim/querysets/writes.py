@@ -166,8 +166,8 @@ class Given:
         """
         try:
             written = _send(held, verb)
-        except AmbiguousCommit as error:
-            for claim in (error.result or held).claims:
+        except AmbiguousCommit:
+            for claim in held.claims:
                 claim.unanswered = True
             written = _send(held, verb)
         for claim in written.claims:
