@@ -13,19 +13,20 @@ from django.db.models import Q
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import ClaimColumns
-from django_taskclaim.db.sql import ClaimedRow, sql
+from django_taskclaim.db.sql import ClaimedRow
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED, as_utc
 from django_taskclaim.querysets import scope
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.states import Status
 
 #: Under backlog a full scan follows after so many seconds, …
 FULL_SCAN_EVERY = 1.0
 #: … or later, if full scans would take more than this share of the time: until dead index entries are cleaned up, a
-#: full scan takes as long as dozens of other claims. A look for quarantined rows, too, begins at the head of the index.
+#: full scan takes as long as dozens of other claims. A look for quarantined rows takes long where priorities are many.
 FULL_SCAN_SHARE = 0.1
 #: … but after so many seconds at the latest.
 LONGEST_PAUSE = 10.0
+#: So many priorities are looked at one by one, and then all together.
+MOST_PRIORITIES = 100
 #: One claim in so many begins with rows that have waited: they stand behind all rows that never waited. One claim in
 #: so many asks for a quarantined row.
 TURN = 10
@@ -53,26 +54,24 @@ EVERYTHING = Scan()
 
 
 def quarantined_scans(target: ClaimTarget) -> list[Scan]:
-    """Return where to look for a quarantined row, along the index: at each priority that has one."""
-    if target.columns.not_before is None:
+    """Return where to look for a quarantined row: at each priority that has one, the highest first."""
+    columns, scans = target.columns, list[Scan]()
+    if columns.not_before is None:
         return []
-    if target.columns.priority is None:
+    if columns.priority is None:
         return [Scan(scope.is_quarantined)]
-    # The index finds each priority. One range over all priorities would read every open row.
-    priority, table = target.table.qualified(target.columns.priority), target.table
-    waiting = table.qualified(target.columns.not_before)
-    is_open = f"{table.qualified(target.columns.status)} = '{Status.OPEN.value}'"
-    highest = f"SELECT MAX({priority}) FROM {table.name} WHERE {is_open}"
-    statement = sql(
-        f"WITH RECURSIVE taskclaim_p(number) AS ({highest}"
-        f" UNION ALL SELECT ({highest} AND {priority} < taskclaim_p.number)"
-        " FROM taskclaim_p WHERE taskclaim_p.number IS NOT NULL)"
-        f" SELECT number FROM taskclaim_p WHERE EXISTS (SELECT 1 FROM {table.name}"
-        f" WHERE {is_open} AND {priority} = taskclaim_p.number AND {waiting} >= {{}})",
-        table.bound(target.columns.not_before, QUARANTINED),
-    )
-    found = target.dialect.fetch(statement)
-    return [Scan(scope.is_quarantined, {"priority": number}) for (number,) in found]
+    # One range over all priorities would read every open row. The last row of each priority is the one that waits
+    # longest, and the index finds it without the entries of rows done since the last vacuum.
+    found = target.rows.filter(scope.is_open(columns)).order_by(*columns.order).reverse()
+    rows = found = found.values_list(columns.priority.name, columns.not_before.name)
+    for _ in range(MOST_PRIORITIES):
+        if (row := rows.first()) is None:
+            return scans
+        priority, wait = row
+        if as_utc(wait) >= QUARANTINED:
+            scans.insert(0, Scan(scope.is_quarantined, {"priority": priority}))
+        rows = found.filter(**{f"{columns.priority.name}__gt": priority})
+    return [*scans, Scan(scope.is_quarantined)]
 
 
 @dataclass(slots=True)

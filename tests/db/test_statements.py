@@ -47,9 +47,10 @@ def test_rows_of_many_claims_are_written_by_one_statement(size: int) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_claim_in_ten_asks_for_a_quarantined_row_and_takes_it_alone() -> None:
+@pytest.mark.parametrize("priorities", [1, 120])
+def test_one_claim_in_ten_asks_for_a_quarantined_row_and_takes_it_alone(priorities: int) -> None:
     """At any priority, and the others leave it out."""
-    make(Photo, 30)
-    make(Photo, 2, priority=lambda i: 5 - 10 * i, not_before=QUARANTINED)
+    make(Photo, 120, priority=lambda i: i % priorities)
+    make(Photo, 2, priority=lambda i: 200 - 205 * i, not_before=QUARANTINED)
     sizes = [len(Photo.objects.claim_batch(2)) for _ in range(12)]
     assert sizes == [2] * 9 + [1, 2, 2]
