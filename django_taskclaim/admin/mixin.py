@@ -34,7 +34,6 @@ from django_taskclaim.admin.display import (
     steps_of,
     summary,
 )
-from django_taskclaim.admin.permissions import Base
 from django_taskclaim.columns import LINK, claim_columns, has_ranges, is_companion, source_key_text
 from django_taskclaim.control.actions import ROW_ACTIONS
 from django_taskclaim.limits import stops_of
@@ -59,7 +58,7 @@ Rows = models.QuerySet[Any]
 
 if TYPE_CHECKING:
 
-    class ActionsModelAdmin(Base):
+    class ActionsModelAdmin(admin.ModelAdmin[Any]):
         """That of django-admin-actions, which comes without types."""
 
         def actions_holder(self, instance: Any) -> str: ...

@@ -6,7 +6,7 @@ model's own permissions decide, and there is nothing to configure.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from django.apps import apps
 from django.contrib import admin
@@ -19,12 +19,6 @@ from django_taskclaim.control.models import APP, LABEL
 NEEDS = {"view_control": "view_or_change", "operate": "change", "configure": "change"}
 
 Admin: TypeAlias = "admin.ModelAdmin[Any] | None"
-
-if TYPE_CHECKING:
-    Base = admin.ModelAdmin[Any]
-else:
-    # Django's class takes no parameter while the program runs.
-    Base = admin.ModelAdmin
 
 
 def may(
@@ -85,7 +79,7 @@ def _granted(request: HttpRequest, what: str, model_admin: Admin, obj: object) -
     return bool(getattr(model_admin, f"has_{NEEDS[what]}_permission")(request, obj))
 
 
-class OperatePermission(Base):
+class OperatePermission(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic when it runs
     """The permission that a ModelAdmin checks before each button, page and action of this app; override it."""
 
     def has_operate_permission(self, request: HttpRequest, obj: object = None) -> bool:

@@ -18,13 +18,12 @@ from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path
 
 from django_taskclaim.admin.control_room.views import ModelPage, OverviewPage
-from django_taskclaim.admin.permissions import Base
 from django_taskclaim.columns import has_claim_columns
 from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.models import Control
 
 
-class ControlAdmin(Base):
+class ControlAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic when it runs
     """The overview in the place of a list. There is nothing to add, change or delete."""
 
     def get_urls(self) -> list[URLPattern]:
@@ -52,13 +51,8 @@ class ControlAdmin(Base):
     def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return bool(OverviewPage(self.admin_site).pages(request))
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
     def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        # Else the index would say "Change", where it says "View".
         return False
 
 

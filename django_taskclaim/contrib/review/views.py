@@ -25,12 +25,6 @@ from django_taskclaim.holders import holder_of, name_of
 from django_taskclaim.policy import RENEWALS_PER_LEASE
 from django_taskclaim.states import Token
 
-if TYPE_CHECKING:
-    _List = ListView[Any]
-    _Update = UpdateView[Any, Any]
-else:
-    _List, _Update = ListView, UpdateView
-
 NO_CONTENT, BAD_REQUEST, CONFLICT = 204, 400, 409
 
 #: Put back in one request, where no worker and no cron job does it.
@@ -88,7 +82,7 @@ class HolderMixin(PermissionRequiredMixin, View):
 # What a person holds
 
 
-class MyWorkView(HolderMixin, _List):
+class MyWorkView(HolderMixin, ListView):  # type: ignore[type-arg]  # not generic when it runs
     """List what the user holds, and top it up to ``batch_size``.
 
         MyWorkView.as_view(model=Article, row_url_name="article")
@@ -150,7 +144,7 @@ class MyWorkView(HolderMixin, _List):
 TOKEN, TO = "taskclaim_token", "taskclaim_to"
 
 
-class HeldRowView(HolderMixin, _Update):
+class HeldRowView(HolderMixin, UpdateView):  # type: ignore[type-arg]  # not generic when it runs
     """Edit a row that the user holds. ``get_queryset()``, ``fields`` or ``form_class`` and ``success_url`` are as ever.
 
     ``get_queryset()`` should find rows in any state, so that a form that came too late can be told what happened.
