@@ -36,12 +36,10 @@ from django_taskclaim.admin.display import (
 )
 from django_taskclaim.columns import LINK, claim_columns, has_ranges, is_companion, source_key_text
 from django_taskclaim.control.actions import ROW_ACTIONS
-from django_taskclaim.limits import stops_of
 from django_taskclaim.monitoring.counts import count_rows
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.querysets.scope import in_state, is_expired, is_waiting
 from django_taskclaim.states import Status
-from django_taskclaim.switch import describe_pause
 from django_taskclaim.templatetags.taskclaim import number, short
 
 #: What the parameters of our filters begin with, and those of Django's that leave all rows in the list.
@@ -102,8 +100,9 @@ class StateFilter(ClaimFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
         rows, counts = model_admin.get_queryset(request), dict[str, str]()
         columns = claim_columns(rows.model)
+        shows_all = all(one in NARROWS_NOTHING or one.startswith(OURS) for one in request.GET)
         # Other rows would be counted to their end, or are not all that there are.
-        if columns.owned_by(rows.model) and not rows.query.where and shows_all(request):
+        if columns.owned_by(rows.model) and not rows.query.where and shows_all:
             known = count_rows(rows.model, rows.db)
             for status in Status:
                 n = getattr(known, status)
@@ -133,12 +132,8 @@ class ErrorFilter(ClaimFilter):
             return []
         failed = model_admin.get_queryset(request).filter(in_state(columns, Status.FAILED))
         names = failed.order_by().values_list(columns.error_class.name, flat=True)
-        found = Counter(names[:LOOKED_THROUGH])
-        more, counts = "+" * (found.total() == LOOKED_THROUGH), dict[str, str]()
-        if shows_all(request):
-            counts = {name: f" {number(n)}{more}" for name, n in found.items()}
-        most = sorted(name for name, _n in found.most_common(MOST_CHOICES) if name)
-        return [(name, name.rpartition(".")[2] + counts.get(name, "")) for name in most]
+        most = Counter(names[:LOOKED_THROUGH]).most_common(MOST_CHOICES)
+        return [(name, name.rpartition(".")[2]) for name, _n in sorted(most) if name]
 
     def matching(self, rows: Rows, value: str) -> Rows:
         columns = claim_columns(rows.model)
@@ -147,11 +142,6 @@ class ErrorFilter(ClaimFilter):
 
 
 FILTERS: tuple[type[ClaimFilter], ...] = (StateFilter, ErrorFilter)
-
-
-def shows_all(request: HttpRequest) -> bool:
-    """Say whether no search and no filter but ours narrows the list, so that a count of all rows says the truth."""
-    return all(name in NARROWS_NOTHING or name.startswith(OURS) for name in request.GET)
 
 
 def order_of(model: type[models.Model], asked: Mapping[str, object]) -> list[str]:
@@ -271,19 +261,15 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         if context is None or "cl" not in context:
             return response
         changes = context["cl"]
-        alias = alias_of(changes.queryset)
-        look_at(changes.result_list, database_time(alias))
+        look_at(changes.result_list, database_time(alias_of(changes.queryset)))
         query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()})
         for row in changes.result_list:
             # Nothing is made for a complete row; its page has what asks for a tick.
             if (facts := facts_of(row)).status != Status.COMPLETE:
                 facts.buttons = list(self.claim_row_buttons(request, row, query=query))[:1]
-        pauses = stops_of(self.model, using=alias).pauses
         ours = [spec for spec in changes.filter_specs if isinstance(spec, ClaimFilter)]
         changes.filter_specs = [spec for spec in changes.filter_specs if spec not in ours]
         changes.has_filters = bool(changes.filter_specs)
-        notes = "; ".join(map(describe_pause, pauses))
-        context["subtitle"] = context.get("subtitle") or notes or None
         if words := getattr(changes.paginator, "words", ""):
             # Below the list and beside "Select all". A number of results would have to be exact.
             changes.result_count = changes.full_result_count = words
