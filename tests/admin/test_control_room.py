@@ -289,7 +289,7 @@ def test_some_of_a_group_are_retried_first_and_then_all(boss: Client, settings: 
     perform(boss, photos("retry", group=group), {"reason": "mended"})
     assert Photo.objects.open().count() == 14
     assert {row.last_error for row in Photo.objects.failed()} == {"the disk is full"}
-    assert recorded()[-1][4] == f"group {group} – mended"
+    assert recorded()[-1][4] == f"{group} – mended"
 
 
 def test_failures_are_grouped_by_what_went_wrong(boss: Client) -> None:

@@ -98,12 +98,6 @@ class Group:
         return ": ".join(filter(None, [self.error, self.message]))
 
     @property
-    def name(self) -> str:
-        """What the record of a retry calls it."""
-        name = _("group %(group)s") % {"group": self.id}
-        return ", ".join(filter(None, [self.error, name]))
-
-    @property
     def short_error(self) -> str:
         """The class without its module."""
         return self.error.rpartition(".")[2]
@@ -115,10 +109,6 @@ class Group:
     @property
     def top(self) -> int:
         return max(self.hours)
-
-    @property
-    def all(self) -> int:
-        return len(self.failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +142,7 @@ def sample(rows: Rows, now: datetime) -> Sample:
         ago = (now - (failure.tried_at or _LONG_AGO)) // timedelta(hours=1)
         if ago < len(group.hours):
             group.hours[-1 - max(0, ago)] += 1
-    largest = sorted(groups.values(), key=lambda group: -group.all)
+    largest = sorted(groups.values(), key=lambda group: -len(group.failures))
     return Sample(largest, min(len(found), MOST), capped=len(found) > MOST)
 
 

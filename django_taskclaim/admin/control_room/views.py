@@ -349,9 +349,10 @@ class ModelPage(OverviewPage):
         failed = in_time(self.alias, read)
         group = next((one for one in failed.groups if one.id == wanted), None) if failed else None
         if failed is None or group is None:
-            late = _("Nothing was changed: the database did not answer in time.")
-            gone = _("Nothing was changed: no row has failed like this lately.")
-            messages.warning(request, gone if failed else late)
+            why = _(
+                "Nothing was changed: no row has failed like this, or the database did not answer in time."
+            )
+            messages.warning(request, why)
             return redirect(self.url())
 
         latest = json.dumps([str(failure.key) for failure in group.failures[: forms.FIRST]])
@@ -370,7 +371,7 @@ class ModelPage(OverviewPage):
                 rows,
                 model_admin=self.model_admin,
                 keys=keys,
-                reason=f"{group.name} – {answer['reason']}".removesuffix(" – "),
+                reason=" – ".join(filter(None, [group.error, group.id, answer["reason"]])),
             )
             # If the time was up, the page asks again, for the rest.
             return redirect(self.url() if is_over else request.get_full_path())
@@ -387,7 +388,7 @@ class ModelPage(OverviewPage):
             title=title,
             sentence=str(action.sentence),
             warning=warning,
-            facts=[f"{number(group.all)}{'+' if failed.capped else ''} × {group.kind}"],
+            facts=[f"{number(len(group.failures))}{'+' if failed.capped else ''} × {group.kind}"],
             form=form,
             run=run,
         )
