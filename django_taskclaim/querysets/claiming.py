@@ -193,7 +193,9 @@ def _held(call: ClaimCall) -> list[models.Model]:
     # A unique holder has only the rows of this call. Conditions like ``open()`` are no longer true of them.
     is_own = WORKER_MARK in call.holder
     rows = call.target.rows if is_own else call.target.rows_of(call.queryset)
-    held = claimed_by(call.target.in_claim_order(rows, call.queryset), [call.holder])
+    ordered = call.target.in_claim_order(rows, call.queryset)
+    # A column of the user's that cannot be read may be why nobody has got the rows.
+    held = claimed_by(ordered.only("pk"), [call.holder])
     for claim in carried_claims(held):
         claim.lease, claim.local_deadline = call.lease, call.deadline
     return held[: call.limit]

@@ -62,13 +62,10 @@ def carrying(row: Any, token: Token, using: str) -> Any:
     return row
 
 
-def claimed_by(
-    queryset: Rows, holders: Collection[str], *, whole: bool = False
-) -> list[models.Model]:
+def claimed_by(queryset: Rows, holders: Collection[str]) -> list[models.Model]:
     """Return the rows of *queryset* that these holders have now, each carrying its claim.
 
-    With *whole* they are as the queryset selects, defers and joins. Else nothing is read but the claim: a column of the
-    user's that cannot be read may be why nobody has got the rows.
+    They are as the queryset selects, defers and joins, and have what the claim is made of.
     """
     columns = claim_columns(queryset.model)
     vars(queryset)["_for_write"] = True
@@ -76,12 +73,9 @@ def claimed_by(
     fields = columns.claimed_by.attname, columns.iteration.attname
     read = (columns.attempts, columns.not_before, *columns.key)
     ours = {*fields, *(field.attname for field in read if field is not None)}
-    if whole:
-        names, are_deferred = rows.query.deferred_loading
-        named = names.difference(ours) if are_deferred else names.union(ours)
-        rows.query.deferred_loading = named, are_deferred
-    else:
-        rows = rows.only(*ours)
+    names, are_deferred = rows.query.deferred_loading
+    named = names.difference(ours) if are_deferred else names.union(ours)
+    rows.query.deferred_loading = named, are_deferred
     return [carrying(row, Token(*(getattr(row, f) for f in fields)), rows.db) for row in rows]
 
 
@@ -92,4 +86,4 @@ def holdings(queryset: Rows, who: str) -> list[models.Model]:
     ordered = in_policy_order(queryset)
     if not ordered.query.order_by:
         ordered = ordered.order_by(*claim_columns(queryset.model).order)
-    return claimed_by(ordered, [who], whole=True)
+    return claimed_by(ordered, [who])

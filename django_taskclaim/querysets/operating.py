@@ -452,7 +452,8 @@ class Reaper:
         """
         self.model, self.using = model, using
         self._lease = lease or (lambda: policy_for(model).lease)
-        #: What the database's clock said, and for how many seconds there have been prompt answers since.
+        #: For how many seconds there have been prompt answers, and what the database's clock said at which of them.
+        self._prompt = 0.0
         self._readings: list[tuple[datetime, float]] = []
         #: By ``clock()``, when the last answer came, and when there is something to do.
         self._answered = self._due = 0.0
@@ -481,8 +482,8 @@ class Reaper:
                 return 0
             # Only now the clock is read.
             self._read(interval)
-            cutoff, prompt = self._readings[0]
-            if prompt < self._renewal_interval():
+            cutoff, since = self._readings[0]
+            if self._prompt - since < self._renewal_interval():
                 return 0
             released = in_chunks(rows, ReleaseExpired(cutoff), limit)
         except BaseException:
@@ -503,15 +504,13 @@ class Reaper:
         moment, renewal = target.dialect.current_time(), self._renewal_interval()
         since, self._answered = self._answered, clock()
         # One long silence counts for at most half of the time in which living workers renew.
-        more = min(self._answered - since, renewal / 2)
-        self._readings = [
-            *((seen, prompt + more) for seen, prompt in self._readings),
-            (moment, 0.0),
-        ]
+        self._prompt += min(self._answered - since, renewal / 2)
+        self._readings.append((moment, self._prompt))
         # Of those that are old enough the last one counts.
-        while len(self._readings) > 1 and self._readings[1][1] >= renewal:
+        while len(self._readings) > 1 and self._prompt - self._readings[1][1] >= renewal:
             del self._readings[0]
-        wait, missing = min(renewal / READINGS, longest_wait), renewal - self._readings[0][1]
+        missing = self._readings[0][1] + renewal - self._prompt
+        wait = min(renewal / READINGS, longest_wait)
         self._due = self._answered + (min(wait, missing) if missing > 0 else wait)
 
     def _renewal_interval(self) -> float:

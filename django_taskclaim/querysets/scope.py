@@ -174,10 +174,8 @@ class ClaimTarget(Target):
                     stored = SQL(self.dialect.now)
                 case Computed.ONE_MORE:
                     stored = SQL(f"{table.qualified(column)} + 1")
-                case datetime():
-                    stored = table.bound(column, to)
                 case _:
-                    stored = SQL("%s", (to,))
+                    stored = table.bound(column, to)
             found.append(table.assign(column, stored))
         return found
 
@@ -374,12 +372,7 @@ def unbroken_transaction(using: str, complaint: str) -> Iterator[None]:
 def in_policy_order(queryset: Rows) -> Rows:
     """Return *queryset* in its own order, or else in the order that the policy of its model names."""
     order = policy_for(queryset.model).order_by
-    if not order or queryset.query.order_by:
-        return queryset
-    ordered = queryset.order_by(*order)
-    # A queryset without an order of its own has nothing that ``reverse()`` could turn round.
-    ordered.query.standard_ordering = True
-    return ordered
+    return queryset.order_by(*order) if order and not queryset.query.order_by else queryset
 
 
 def _from_owner(item: Any, model: type[models.Model], target: Target) -> Any:

@@ -171,7 +171,7 @@ class Feed:
         self.strays_at = clock() + pause
         known = {(held.claim.token, held.claim.pk) for held in inflight.held()}
         by_holder = {one.holder: one for one in self.strays}
-        rows: Any = ClaimQuerySet(self.model, using=self.using)
+        rows: Any = ClaimQuerySet(self.model, using=self.using).only("pk")
         for row in claimed_by(rows, list(by_holder)):
             claim = carried_claim(row)
             stray = by_holder[claim.token.holder]
