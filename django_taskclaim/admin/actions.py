@@ -26,9 +26,9 @@ from django_taskclaim.admin.display import STATES, WAITING, facts_of, summary
 from django_taskclaim.admin.forms import ActionForm, Answer, Crumb, confirm
 from django_taskclaim.admin.permissions import Admin, OperatePermission, may, row_permission
 from django_taskclaim.claim import clock
-from django_taskclaim.columns import claim_columns, has_ranges
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.connecting import in_no_transaction
-from django_taskclaim.control.actions import DELETE, LOSE, RESET, ROW_ACTIONS, Action
+from django_taskclaim.control.actions import LOSE, RESET, ROW_ACTIONS, Action
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import first_line
@@ -61,7 +61,6 @@ NOTHING: Mapping[str, int] = {}
 #: Why rows are left alone.
 DENIED = gettext_lazy("that you may not change")
 LOCKED = gettext_lazy("that somebody else has locked or changed meanwhile")
-LAST = gettext_lazy("that stays because the next plan of ranges begins there")
 REFUSED = gettext_lazy("that the database refuses to have written (%(error)s)")
 
 
@@ -238,7 +237,6 @@ def run_action(
     # Rows that were changed, and those that were left alone, by why.
     changed, alone, key = 0, Counter(left), ""
     began, is_over, trouble = clock(), True, ""
-    last = _last_range(rows) if action is DELETE else None
     try:
         for turn, part in enumerate(chunks_of(chosen) if keys is None else keys):
             # The first chunk is always begun, so that each press makes progress.
@@ -252,8 +250,7 @@ def run_action(
             errors = [one.error for one in refusals(rows.model, rows.db, began) if one.key in mine]
             alone.update(REFUSED % {"error": error} for error in errors)
             alone[str(DENIED)] += len(part) - len(mine)
-            alone[str(LAST)] += last in mine
-            alone[str(LOCKED)] += len(mine) - done - len(errors) - (last in mine)
+            alone[str(LOCKED)] += len(mine) - done - len(errors)
     except (Error, TaskClaimError) as error:
         trouble = _("Then the database refused: %(error)s") % {"error": first_line(error)}
         if connections[rows.db].needs_rollback:
@@ -268,13 +265,6 @@ def run_action(
     tell = messages.error if trouble else messages.success if changed else messages.warning
     tell(request, f"{action.result(changed, rows.model)} {ending}".rstrip())
     return is_over
-
-
-def _last_range(rows: Rows) -> object:
-    """Return the key of the last range of a plan, which is never deleted; None for rows of any other kind."""
-    if not has_ranges(rows.model):
-        return None
-    return every_row(rows).order_by("position").values_list("pk", flat=True).last()
 
 
 def _ending(alone: Mapping[str, int], *, is_over: bool) -> str:

@@ -13,6 +13,7 @@ from django.contrib import admin
 from django.db import models
 from django.http import HttpRequest
 
+from django_taskclaim.columns import has_ranges
 from django_taskclaim.control.models import APP, LABEL
 
 #: What a user may do to claims, and the permission of a ModelAdmin that each needs.
@@ -32,7 +33,8 @@ def may(
     """Say whether the user may do *what*, one of NEEDS, to claims of *model* or of *obj*; with None, to all models'.
 
     Or whether the user may "delete" rows of the model: who may, may ``operate`` and has the permission of the model,
-    and of all models of the site whose rows go with them, as Django's own page for deleting asks.
+    and of all models of the site whose rows go with them, as Django's own page for deleting asks. Nobody may delete
+    ranges: their rows of the source would not be planned again.
 
     With *model_admin* that one is asked about the model, so that its own rules count. One with ``ClaimAdminMixin`` has
     the last word about ``operate``.
@@ -45,7 +47,8 @@ def may(
     if what == "delete" and model_admin is not None:
         admins, beside = model_admin.admin_site._registry, deleted_with(model_admin.model, set())
         return (
-            may(request, "operate", model, model_admin=model_admin, obj=obj)
+            not has_ranges(model_admin.model)
+            and may(request, "operate", model, model_admin=model_admin, obj=obj)
             and model_admin.has_delete_permission(request, obj)
             and all(admins[one].has_delete_permission(request) for one in beside if one in admins)
         )

@@ -30,7 +30,7 @@ from django_taskclaim.admin.actions import ClaimActions, claims_of, run_action
 from django_taskclaim.admin.control_room import failures, snapshot
 from django_taskclaim.admin.forms import Answer, Crumb, confirm
 from django_taskclaim.admin.permissions import may
-from django_taskclaim.columns import claim_columns, has_ranges
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.control import actions, audit
 from django_taskclaim.control.models import is_on
 from django_taskclaim.control.reading import HOUR
@@ -381,8 +381,6 @@ class ModelPage(OverviewPage):
         if action is actions.DELETE:
             form, title = forms.ReasonForm, _("Delete the failed rows of this group")
             warning = _("All failed rows of this group are deleted.")
-            if has_ranges(self.model):
-                warning += " " + _("Rows of the source in these ranges are not planned again.")
         return self.ask(
             request,
             title=title,
