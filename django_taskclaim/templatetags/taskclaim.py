@@ -43,11 +43,8 @@ def rate(per_second: float) -> str:
 
 @register.filter
 def percent_of(part: int, whole: int) -> str:
-    """Return a part as a percentage, never 100 before all is done and never 0 once something is."""
-    tenths = part * 1000 // whole
-    if part and not tenths:
-        return f"< {_decimal(0.1, 1)} %"
-    return f"{_decimal(tenths / 10, 0 if tenths in (0, 1000) else 1)} %"
+    """Return a part as a percentage, never 100 before all is done."""
+    return f"{_decimal(part * 1000 // whole / 10, 1)} %"
 
 
 def _decimal(value: float, places: int) -> str:

@@ -132,7 +132,7 @@ def test_the_percentage_is_of_complete_rows(looks: Client) -> None:
     failed(4)
     for page in (photos(), overview()):
         text = text_of(looks.get(page))
-        assert re.search(r"\b0 of 4 \(?0 %", text), text
+        assert re.search(r"\b0 of 4 \(?0\.0 %", text), text
 
 
 def test_a_login_after_the_session_ended_leads_back_to_the_page(boss: Client) -> None:

@@ -19,7 +19,7 @@ from django.http.response import HttpResponseBase
 from django.middleware.csrf import get_token
 from django.shortcuts import redirect, render
 from django.template.response import TemplateResponse
-from django.urls import NoReverseMatch, reverse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
@@ -66,21 +66,13 @@ class OverviewPage:
     def __init__(self, site: AdminSite) -> None:
         self.site = site
         self.name, self.title = _("all models"), _("Control room")
-
-    def url(self) -> str:
-        return self.address("taskclaim_control_changelist")
+        self.url = self.overview_url = self.address("taskclaim_control_changelist")
+        #: The way from the index to the page.
+        self.crumbs = [Crumb(self.title, self.url)]
 
     def address(self, name: str, *args: str) -> str:
-        """Return the address of a page of the site; empty where it has none."""
-        try:
-            return reverse(f"{self.site.name}:{name}", args=args)
-        except NoReverseMatch:
-            return ""
-
-    @property
-    def crumbs(self) -> list[Crumb]:
-        """The way from the index to the page."""
-        return [Crumb(_("Control room"), self.url())]
+        """Return the address of a page of the site."""
+        return reverse(f"{self.site.name}:{name}", args=args)
 
     def pages(self, request: HttpRequest) -> list["ModelPage"]:
         """Return the pages of the models that the user may see, in the order of their names."""
@@ -106,7 +98,7 @@ class OverviewPage:
             raise PermissionDenied
         if name in ("settings", "export") and request.method != "POST":
             # The login form leads here when a form was sent after the session had ended.
-            return redirect(self.url())
+            return redirect(self.url)
         response: HttpResponseBase = getattr(self, name)(request, page)
         return response
 
@@ -118,7 +110,7 @@ class OverviewPage:
             "crumbs": self.crumbs,
             "crumbs_are_listed": django.VERSION >= (6, 1),
             "title": self.title,
-            "here": self.url(),
+            "here": self.url,
             "query": request.GET.urlencode(),
             "part": f"{TEMPLATES}/{self.part}",
             **facts,
@@ -159,7 +151,7 @@ class OverviewPage:
 
     def ask(self, request: HttpRequest, *, allowed: bool = True, **page: Any) -> HttpResponseBase:
         """Ask for confirmation, and then act, see ``confirm``."""
-        page |= {"back": self.url(), "crumbs": self.crumbs, "site": self.site}
+        page |= {"back": self.url, "crumbs": self.crumbs, "site": self.site}
         return confirm(request, allowed=allowed, **page)
 
     def attempt(
@@ -172,7 +164,7 @@ class OverviewPage:
             messages.error(request, first_line(error))
         else:
             messages.success(request, done)
-        return redirect(self.url())
+        return redirect(self.url)
 
     def turn(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask, and then pause or resume claims of the model, or of all on every database.
@@ -217,18 +209,14 @@ class ModelPage(OverviewPage):
         self.model, self.label = model, meta.label
         self.model_admin = site._registry.get(model)
         #: The list of the model's admin; empty where it has none.
-        self.list_url = self.address(f"{meta.app_label}_{meta.model_name}_changelist")
+        changelist = f"{meta.app_label}_{meta.model_name}_changelist"
+        self.list_url = self.address(changelist) if self.model_admin else ""
         self.name = str(meta.verbose_name_plural)
         self.title = _("%(name)s: control room") % {"name": capfirst(self.name)}
         #: The database whose rows the page shows.
         self.alias = router.db_for_write(model)
-
-    def url(self) -> str:
-        return self.address("taskclaim_control_changelist", self.model._meta.label_lower)
-
-    @property
-    def crumbs(self) -> list[Crumb]:
-        return [*OverviewPage(self.site).crumbs, Crumb(capfirst(self.name), self.url())]
+        self.url = self.address("taskclaim_control_changelist", meta.label_lower)
+        self.crumbs = [*self.crumbs, Crumb(capfirst(self.name), self.url)]
 
     def rows(self, request: HttpRequest) -> ClaimQuerySet[Any]:
         """Return the rows that the user may see one by one; counts are of all of them."""
@@ -274,7 +262,7 @@ class ModelPage(OverviewPage):
         return {
             **vars(known),
             **self.line(known),
-            "overview_url": OverviewPage(self.site).url(),
+            "overview_url": self.overview_url,
             "may_operate": self.may("operate", request),
             "may_delete": self.may("delete", request),
             "may_configure": self.may("configure", request),
@@ -299,7 +287,7 @@ class ModelPage(OverviewPage):
         if worker is None:
             gone = _("Nothing was changed: no worker is listed as %(name)s any more.")
             messages.warning(request, gone % {"name": name})
-            return redirect(self.url())
+            return redirect(self.url)
 
         def run(answer: Answer) -> HttpResponseBase:
             if worker.alive or action is not actions.GIVE_BACK:
@@ -310,9 +298,9 @@ class ModelPage(OverviewPage):
             reason = " – ".join(filter(None, [name, answer["reason"]]))
             for model in audit.tables_of(worker):
                 rows = audit.rows_held_by(worker, model, self.alias)
-                model_admin = ModelPage(self.site, model).model_admin
+                model_admin = self.site._registry.get(model)
                 run_action(request, actions.RELEASE, rows, model_admin=model_admin, reason=reason)
-            return redirect(self.url())
+            return redirect(self.url)
 
         return self.ask(
             request,
@@ -334,7 +322,7 @@ class ModelPage(OverviewPage):
             return self.show(request, form=form)
         if not form.values:
             messages.warning(request, _("Nothing was changed."))
-            return redirect(self.url())
+            return redirect(self.url)
         reason = form.cleaned_data["reason"]
         do = partial(
             audit.change_overrides, self.model, form.values, by=request.user, reason=reason
@@ -353,7 +341,7 @@ class ModelPage(OverviewPage):
                 "Nothing was changed: no row has failed like this, or the database did not answer in time."
             )
             messages.warning(request, why)
-            return redirect(self.url())
+            return redirect(self.url)
 
         latest = json.dumps([str(failure.key) for failure in group.failures[: forms.FIRST]])
 
@@ -374,7 +362,7 @@ class ModelPage(OverviewPage):
                 reason=" – ".join(filter(None, [group.error, group.id, answer["reason"]])),
             )
             # If the time was up, the page asks again, for the rest.
-            return redirect(self.url() if is_over else request.get_full_path())
+            return redirect(self.url if is_over else request.get_full_path())
 
         form: Any = retry_form
         title, warning = _("Retry the failed rows of this group"), ""
@@ -417,7 +405,7 @@ class ModelPage(OverviewPage):
         found = in_time(self.alias, read, failures.READING_LIMIT)
         if found is None:
             messages.warning(request, _("The database did not answer in time."))
-            return redirect(self.url())
+            return redirect(self.url)
         note = ""
         if len(found) > failures.EXPORTED:
             note = _("Only the last %(rows)s failed rows were read.") % {"rows": failures.EXPORTED}
