@@ -57,8 +57,9 @@ def _probed(target: ClaimTarget) -> Estimate | None:
     (key, *more), status = target.columns.key, target.columns.status.name
     if more or not isinstance(key, (models.IntegerField, models.AutoField)):
         return None
-    ends = target.rows.order_by().aggregate(first=models.Min("pk"), last=models.Max("pk"))
-    first, last = ends["first"] or 0, ends["last"] or 0
+    # Not MIN and MAX: SQLite would read the whole table for both of them.
+    highest = models.Subquery(target.rows.order_by("-pk").values("pk")[:1])
+    first, last = target.rows.order_by("pk").values_list("pk", highest).first() or (0, 0)
     if last - first < SMALL:
         return Estimate(0, {})
     rows = target.rows.order_by().filter(pk__in=_spread(first, last))
