@@ -135,19 +135,9 @@ class PostgreSQLTable(LiveTable):
     short_wait: ClassVar = {"lock_timeout": "'50ms'"}
 
     def add_index(self, index: models.Index) -> None:
-        """Build the index, unless it exists; an invalid one, left by an interrupted build, is dropped first."""
-        with self.connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT indexrelid::regclass::text, indisvalid FROM pg_index JOIN pg_class c ON c.oid = indexrelid"
-                " WHERE indrelid = %s::regclass AND c.relname = %s",
-                [self.name, index.name],
-            )
-            name, is_valid = cursor.fetchone() or ("", False)
-        if is_valid:
-            return
+        """Build the index, after what an interrupted build has left behind is dropped."""
+        self.drop_index(index)
         with self._without_time_limits():
-            if name:
-                self.editor.execute(f"DROP INDEX CONCURRENTLY {name}", None)
             self.editor.add_index(self.model, index, concurrently=True)
 
     def drop_index(self, index: models.Index) -> None:
