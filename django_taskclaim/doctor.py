@@ -139,7 +139,8 @@ def _missing_index(model: Model, alias: str) -> Findings:
     yield checks.Error(
         f"The table {real_name(owner.db_table)} has no index on {listed([name for name, _ in wanted])}: every claim"
         " reads and sorts all open rows.",
-        f"Create it{server.on_a_busy_table}, or run makemigrations and migrate:\n{statements}",
+        "Create it (PostgreSQL, while the table is in use: CREATE INDEX CONCURRENTLY), or run makemigrations and"
+        f" migrate:\n{statements}",
     )
 
 

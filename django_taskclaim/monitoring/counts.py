@@ -62,18 +62,14 @@ def _probed(target: ClaimTarget) -> Estimate | None:
     first, last = target.rows.order_by("pk").values_list("pk", highest).first() or (0, 0)
     if last - first < SMALL:
         return Estimate(0, {})
-    rows = target.rows.order_by().filter(pk__in=_spread(first, last))
+    # One key in each stretch of the same length, at random: a pattern of the keys does no harm.
+    chance, each = Random(PROBES), (last - first + 1) / PROBES
+    keys = [first + int((stretch + chance.random()) * each) for stretch in range(PROBES)]
+    rows = target.rows.order_by().filter(pk__in=keys)
     found = dict(rows.values_list(status).annotate(n=models.Count("*")).values_list(status, "n"))
-    hits, each = sum(found.values()), (last - first + 1) / PROBES
+    hits = sum(found.values())
     known = {state: number * each for state, number in found.items()}
     return Estimate(hits * each, known) if hits >= PROBES // 5 else None
-
-
-def _spread(first: int, last: int) -> list[int]:
-    """Return PROBES keys, one in each stretch of the same length, at random: a pattern of the keys does no harm."""
-    chance = Random(PROBES)
-    step = (last - first + 1) / PROBES
-    return sorted({first + int((i + chance.random()) * step) for i in range(PROBES)})
 
 
 def _filled_up(counted: Mapping[str, int], estimate: Estimate) -> Progress:

@@ -33,21 +33,6 @@ def test_a_number_is_compared() -> None:
         Sql("SELECT CURRENT_TIMESTAMP", at_most=0)(HERE)
 
 
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="needs a SELECT that writes")
-def test_nothing_that_a_check_writes_is_kept() -> None:
-    make(Photo, 1)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "CREATE FUNCTION writes() RETURNS int LANGUAGE sql AS"
-            " 'UPDATE testapp_photo SET counter = 7 RETURNING 1'"
-        )
-        try:
-            assert Sql("SELECT writes()", at_most=1)(HERE) is None
-        finally:
-            cursor.execute("DROP FUNCTION writes()")
-    assert Photo.objects.get().counter == 0
-
-
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="needs a server that may be a replica")
 def test_a_replica_that_has_become_a_primary_stops_claims() -> None:
     assert ReplicaLag(using=HERE)(HERE) == "replica default follows no primary"

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, ClassVar, NamedTuple
 
 from django.core.checks import CheckMessage, Error, Warning
-from django.db import NotSupportedError, OperationalError, transaction
+from django.db import NotSupportedError, OperationalError
 
 from django_taskclaim.db.base import Dialect
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
@@ -37,9 +37,6 @@ def message(number: str, text: str, hint: str, obj: object = None) -> CheckMessa
 
 class Server:
     """What can be asked of the database behind one connection; where nothing is known, the answer is empty."""
-
-    #: What to add to the advice to create an index.
-    on_a_busy_table: ClassVar[str] = ""
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
@@ -123,7 +120,7 @@ class Server:
 
     @contextmanager
     def bounded(self, limit: timedelta) -> Iterator[None]:
-        """Begin no statement of the block after *limit*, let none run for longer, and keep nothing that one writes.
+        """Begin no statement of the block after *limit*, and let none run for longer.
 
         A statement that is cut off, or would begin later, is an OperationalError.
         """
@@ -134,19 +131,8 @@ class Server:
                 raise OperationalError("The time for these questions is over.")
             return execute(*statement)
 
-        with (
-            self.writing_nothing(),
-            self.limiting_statements(limit),
-            self.connection.execute_wrapper(in_time),
-        ):
+        with self.limiting_statements(limit), self.connection.execute_wrapper(in_time):
             yield
-
-    @contextmanager
-    def writing_nothing(self) -> Iterator[None]:
-        """Roll back what a statement of the block writes."""
-        with transaction.atomic(using=self.alias):
-            yield
-            transaction.set_rollback(True, using=self.alias)
 
     def limiting_statements(self, limit: timedelta) -> AbstractContextManager[None]:
         """Let the server end each statement of the block that runs for so long."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from django.core.checks import CheckMessage
+from django.db import transaction
 
 from django_taskclaim.db.postgresql import configured_isolation
 from django_taskclaim.db.sql import SQL, Table, real_name, sql
@@ -17,8 +18,6 @@ PLANNED = re.compile(r" rows=(\d+)")
 
 class PostgreSQLServer(Server):
     """What PostgreSQL reports about itself."""
-
-    on_a_busy_table = " (while the table is in use: CREATE INDEX CONCURRENTLY)"
 
     def expected_rows(self, table: Table, where: SQL) -> float:
         # The planner takes the rows a page as last counted times the pages as they are now.
@@ -93,5 +92,7 @@ ORDER BY xact_start LIMIT 1
     def limiting_statements(self, limit: timedelta) -> Iterator[None]:
         # The rollback at the end gives a caller's transaction back what it had.
         setting = f"{max(1, int(limit / timedelta(milliseconds=1)))}ms"
-        self.ask("SELECT set_config('statement_timeout', %s, true)", setting)
-        yield
+        with transaction.atomic(using=self.alias):
+            self.ask("SELECT set_config('statement_timeout', %s, true)", setting)
+            yield
+            transaction.set_rollback(True, using=self.alias)

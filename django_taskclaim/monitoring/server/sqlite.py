@@ -38,8 +38,3 @@ class SQLiteServer(Server):
             yield
         finally:
             driver.set_progress_handler(None, 0)
-
-    @contextmanager
-    def writing_nothing(self) -> Iterator[None]:
-        # A transaction of its own may begin IMMEDIATE, and would keep writers waiting.
-        yield
