@@ -61,8 +61,6 @@ def test_a_loop_goes_on_until_a_signal_ends_it(process_env: dict[str, str]) -> N
     _, errors = loop.communicate(timeout=120)
     assert loop.returncode == 0
     assert "Traceback" not in errors
-    # What the verb logs is not said a second time.
-    assert "expired" not in errors
 
 
 # The switch

@@ -54,11 +54,8 @@ from django_taskclaim.states import Status
 #: So many holders and recent errors of a model are shown.
 HOLDERS, ERRORS = 10, 3
 
-#: Clears the screen, and begins at its top.
-CLEAR = "\033[2J\033[H"
-
-#: Sets the colour of what follows.
-COLOUR = re.compile(r"\033\[[\d;]*m")
+#: Clears the screen, begins at its top, and has the terminal cut off what is too long for a line; and no longer.
+CLEAR, WRAP = "\033[2J\033[H\033[?7l", "\033[?7h"
 
 #: The conditions that hold while a row is not complete.
 UNDONE = "unfinished>0,failed>0"
@@ -76,7 +73,7 @@ Look = tuple[Overview, list[str]]
 #: A number of rows or workers, a duration, or None where there is none of it.
 Figure = int | timedelta | None
 
-COUNTS: Mapping[str, Callable[[Overview], int]] = {
+FIGURES: Mapping[str, Callable[[Overview], Figure]] = {
     **{state: attrgetter(f"progress.{state}") for state in Status.values},
     "total": attrgetter("progress.total"),
     "unfinished": lambda seen: seen.progress.total - seen.progress.finished,
@@ -85,23 +82,21 @@ COUNTS: Mapping[str, Callable[[Overview], int]] = {
     "expired": attrgetter("expired"),
     "throttles": lambda seen: len(seen.throttles),
     "workers": lambda seen: len(seen.living),
+    "oldest_due": lambda seen: _age(seen, seen.due_since),
+    "oldest_expired": lambda seen: _age(seen, seen.expired_since),
+    "paused_for": lambda seen: _age(seen, seen.pause and seen.pause.paused_at),
 }
-#: Since when it has been so.
-AGES: Mapping[str, Callable[[Overview], datetime | None]] = {
-    "oldest_due": attrgetter("due_since"),
-    "oldest_expired": attrgetter("expired_since"),
-    "paused_for": lambda seen: seen.pause.paused_at if seen.pause else None,
-}
-FIGURES = (*COUNTS, *AGES)
+#: Those of them that are durations.
+AGES = ("oldest_due", "oldest_expired", "paused_for")
 
 
 def values_of(seen: Overview) -> dict[str, Figure]:
     """Return all figures of one model."""
-    found: dict[str, Figure] = {name: read(seen) for name, read in COUNTS.items()}
-    for name, read in AGES.items():
-        since = read(seen)
-        found[name] = None if since is None else max(seen.now - as_utc(since), timedelta(0))
-    return found
+    return {name: read(seen) for name, read in FIGURES.items()}
+
+
+def _age(seen: Overview, since: datetime | None) -> timedelta | None:
+    return None if since is None else max(seen.now - as_utc(since), timedelta(0))
 
 
 COMPARISONS = {">": gt, ">=": ge, "<": lt, "<=": le, "=": eq, "!=": ne}
@@ -125,7 +120,7 @@ def conditions(text: str) -> list[Condition]:
         limit: int | timedelta
         if figure in AGES:
             limit = timedelta(0) if value == "0" else duration(value)
-        elif figure in COUNTS and value.isascii() and value.isdecimal():
+        elif figure in FIGURES and value.isascii() and value.isdecimal():
             limit = int(value)
         else:
             raise ArgumentTypeError(
@@ -181,9 +176,8 @@ class Command(ClaimCommand):
             head = self.style.MIGRATE_LABEL(f"{format_moment(timezone.now())}, {how}")
             lines = [head, "", *self._lines(looks), *unreadable]
             # What the screen has no room for is left out: scrolled away, it would stay above.
-            screen = shutil.get_terminal_size()
-            shown = [_cut(line, screen.columns) for line in lines[: screen.lines - 1]]
-            self.stdout.write(CLEAR + "\n".join(shown))
+            shown = "\n".join(lines[: shutil.get_terminal_size().lines - 1])
+            self.stdout.write(f"{CLEAR}{shown}{WRAP}")
             self.stdout.flush()
             # Unless the database has ended them.
             close_old_connections()
@@ -253,15 +247,8 @@ class Command(ClaimCommand):
             end = holder.next_expiry
             lease = "no lease" if end is None else f"a lease ends at {format_moment(end)}"
             yield f"held by {holder.name}: {counted(holder.rows, 'row')}, {lease}"
-        if rest := seen.holders[HOLDERS:]:
-            rows = counted(sum(holder.rows for holder in rest), "row")
-            yield f"and {counted(len(rest), 'more holder')} with {rows}"
-
-
-def _cut(line: str, width: int) -> str:
-    """Return the line, or as much of it as fits, without colours."""
-    plain = COLOUR.sub("", line)
-    return line if len(plain) <= width else plain[:width]
+        if (more := len(seen.holders) - HOLDERS) > 0:
+            yield f"and by {more:,} more"
 
 
 def _reasons_to_fail(

@@ -19,7 +19,6 @@ Exit codes:
 
 """
 
-import logging
 import signal
 import time
 from argparse import ArgumentParser
@@ -52,11 +51,6 @@ class Command(ClaimCommand):
         parser.add_argument("--limit", type=whole_number, metavar="N", help=text)
         text = 'look every TASKCLAIM["REAPER_INTERVAL"] until SIGTERM or Ctrl-C'
         parser.add_argument("--loop", action="store_true", help=text)
-
-    def run_from_argv(self, argv: list[str]) -> None:
-        # Where the project's LOGGING has no handler, Python would print what the verbs log; the command reports it.
-        logging.getLogger("django_taskclaim").addHandler(logging.NullHandler())
-        super().run_from_argv(argv)
 
     def handle(self, *, limit: int | None, loop: bool, **options: Any) -> None:
         if not loop:
