@@ -8,7 +8,6 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
@@ -42,9 +41,6 @@ ONE = (1, "the model")
 
 #: What is wrong where nothing can be claimed.
 NO_MODEL = "No installed app has a model that can be claimed; add TaskMixin to one."
-
-#: Seconds between two lines that say how far a command has got.
-SAY_EVERY = 10.0
 
 #: Exit code after Ctrl-C, as shells have it.
 STOPPED = 130
@@ -200,11 +196,9 @@ class RowsCommand(ClaimCommand):
         if options["interactive"] and not _is_agreed(question):
             self.stdout.write("Nothing was done.")
             return
-        began = self.said_at = clock()
-        self.seen = 0
-        advance = partial(self._advance, wanted)
+        began, self.seen = clock(), 0
         try:
-            self.seen = action.verb(rows, limit=limit, progress=advance, **how)
+            self.seen = action.verb(rows, limit=limit, progress=self._advance, **how)
         finally:
             # Also where it was stopped: that much is committed.
             done = f"{str(action.done).capitalize()} {counted(self.seen, 'row')} of {label}"
@@ -219,13 +213,8 @@ class RowsCommand(ClaimCommand):
         if refused := refusals(model, alias, since=began):
             raise CommandError("\n".join(map(str, refused)))
 
-    def _advance(self, total: int, seen: int) -> None:
-        """Note how many rows have been seen, and say so now and then."""
+    def _advance(self, seen: int) -> None:
         self.seen = seen
-        if clock() - self.said_at >= SAY_EVERY:
-            self.said_at = clock()
-            self.stdout.write(f"{seen:,} of {total:,}")
-            self.stdout.flush()
 
 
 def lacking(where: Iterable[tuple[Model, str]]) -> Iterator[CheckMessage]:

@@ -1,6 +1,5 @@
 """Ranges are planned once for each key, by any number of planners."""
 
-import io
 from typing import Any
 
 import pytest
@@ -81,11 +80,8 @@ def test_claimplan_tells_how_much_it_planned_and_is_for_ranges_alone() -> None:
     fill(IntRange, 25)
     first = run("claimplan", "testapp.IntRange", "--chunk-size", "10", "--limit", "2")
     assert "Planned 2 ranges of testapp.IntRange." in first
-    progress = io.StringIO()
-    rest = run("claimplan", "testapp.IntRange", "--chunk-size", "10", stderr=progress)
+    rest = run("claimplan", "testapp.IntRange", "--chunk-size", "10")
     assert "Planned 1 range of" in rest
-    # It has five rows.
-    assert "1 range so far" in progress.getvalue()
     with pytest.raises(CommandError, match=r"Photo .*RangeMixin"):
         run("claimplan", "testapp.Photo")
     with pytest.raises(CommandError, match="whole number"):

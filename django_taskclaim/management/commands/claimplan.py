@@ -38,10 +38,7 @@ class Command(ClaimCommand):
             )
         ranges: RangeQuerySet[Any] = RangeQuerySet(model, using=alias)
         try:
-            planned = ranges.plan(chunk_size=chunk_size, limit=limit, progress=self._report)
+            planned = ranges.plan(chunk_size=chunk_size, limit=limit)
         except (TypeError, ValueError) as error:
             raise CommandError(f"{label}: {first_line(error)}") from error
         self.stdout.write(f"Planned {counted(planned, 'range')} of {label}.")
-
-    def _report(self, planned: int) -> None:
-        self.stderr.write(f"{counted(planned, 'range')} so far")
