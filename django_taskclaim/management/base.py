@@ -29,12 +29,11 @@ from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line, listed
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
-from django_taskclaim.switch import SwitchError, claimable_models, holds, places_of
+from django_taskclaim.switch import claimable_models, holds, places_of
 from django_taskclaim.worker.options import condition_of
 
 V = TypeVar("V")
 Model = type[models.Model]
-M = TypeVar("M", bound=Model | None)
 
 #: What a command takes that is for one model.
 ONE = (1, "the model")
@@ -124,21 +123,6 @@ class ClaimCommand(BaseCommand):
         found = sorted(claimable_models(), key=lambda model: -len(model._meta.get_parent_list()))
         # A replica that mirrors another database in tests holds no model, and may be looked at.
         return [one for one in found if database is None or holds(database, one)] or found
-
-    def change_each(self, models: Sequence[M], change: Callable[[M], str]) -> None:
-        """Change the switch of each model, or of all models with None, and print what *change* says of it.
-
-        One that is refused keeps no other from it. Raises CommandError with a sentence for each that was refused.
-        """
-        refused = []
-        for model in models:
-            try:
-                self.stdout.write(change(model))
-            except (SwitchError, ValueError) as error:
-                refused.append(f"{'all models' if model is None else model._meta.label}: {error}")
-        if refused:
-            refuse(lacking(self.where))
-            raise CommandError("\n".join(refused))
 
     def finding_lines(self, finding: CheckMessage) -> Iterator[str]:
         """Yield a finding with its sign, and its hint below."""

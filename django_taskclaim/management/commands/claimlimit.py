@@ -17,6 +17,7 @@ from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from functools import partial
 from typing import Any
 
+from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS
 
 from django_taskclaim.control.audit import change_overrides, overrides_text
@@ -49,13 +50,14 @@ class Command(ClaimCommand):
     def handle(self, *, models: list[Model], database: str | None, **options: Any) -> None:
         values = {name: options[name] for name in OVERRIDES if name in options}
         by, reason = options["by"], options["reason"]
-
-        def change(model: Model) -> str:
+        for model in models:
             if values:
-                change_overrides(model, values, by=by, reason=reason, using=database)
-            return "\n".join(_line(model, alias) for alias in places_of(database, [model]))
-
-        self.change_each(models, change)
+                try:
+                    change_overrides(model, values, by=by, reason=reason, using=database)
+                except ValueError as error:
+                    raise CommandError(f"{model._meta.label}: {error}") from error
+            for alias in places_of(database, [model]):
+                self.stdout.write(_line(model, alias))
 
 
 def _line(model: Model, alias: str) -> str:

@@ -30,18 +30,14 @@ class Command(ClaimCommand):
             text = "end by itself after this long: seconds, or 30m, 2h, 1d (default: never)"
             parser.add_argument("--until", type=duration, metavar="SECONDS", help=text)
 
-    def handle(self, *, models: list[Model], **options: Any) -> None:
+    def handle(self, *, models: list[Model | None], **options: Any) -> None:
         if bool(models) == options["all"]:
             raise UsageError("Name the models, or say --all (not both).")
         until, using = options.get("until"), options["database"]
         facts = {"by": options["by"], "reason": options["reason"], "until": until, "using": using}
-
-        def change(model: Model | None) -> str:
+        end = "" if until is None else f" for {format_duration(until)}"
+        for model in models or [None]:
             turn(model, off=self.off, **facts)
             name = "all models" if model is None else model._meta.label
-            if not self.off:
-                return self.style.SUCCESS(f"Resumed {name}.")
-            end = "" if until is None else f" for {format_duration(until)}"
-            return self.style.WARNING(f"Paused {name}{end}. Running rows finish.")
-
-        self.change_each(models or [None], change)
+            paused = f"Paused {name}{end}. Running rows finish."
+            self.stdout.write(paused if self.off else f"Resumed {name}.")

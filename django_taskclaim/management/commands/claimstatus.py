@@ -84,7 +84,7 @@ FIGURES: Mapping[str, Callable[[Overview], Figure]] = {
     "workers": lambda seen: len(seen.living),
     "oldest_due": lambda seen: _age(seen, seen.due_since),
     "oldest_expired": lambda seen: _age(seen, seen.expired_since),
-    "paused_for": lambda seen: _age(seen, seen.pause and seen.pause.paused_at),
+    "paused_for": lambda seen: _age(seen, seen.pause.paused_at if seen.pause else None),
 }
 #: Those of them that are durations.
 AGES = ("oldest_due", "oldest_expired", "paused_for")
