@@ -10,7 +10,6 @@ E005      a model lacks claim columns, has its own in their place or has them on
           names what does not exist
 E006      a router keeps the tables of this package away from a database that holds a claimable model
 E007      ``client_flag`` in OPTIONS takes away FOUND_ROWS (MySQL, MariaDB)
-E008      the database has no claim of the kind that ``TASKCLAIM["CLAIM_STRATEGY"]`` asks for
 E012      a database that holds a claimable model has ``AUTOCOMMIT`` False
 E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or returns no text
 E016      a database that holds a claimable model is of a kind that nothing is claimed on, or SQLite before 3.35
@@ -19,7 +18,7 @@ E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model, or the app 
 E051      the archive of a handler is no installed model on a table of its own
 E061      a companion (``SourceMixin``) has no link ``source``
 E062      the link of a companion is not unique
-E064      ``update_fields`` of a companion's handler names a column that both tables have, or one on another database
+E064      ``update_fields`` of a companion's handler names a column that both tables have
 E071      a model of ranges names no source
 E074      nothing tells when a growing source has all rows of a range, or ``plan_ahead`` is no number of rows
 W001      SQLite transactions do not begin IMMEDIATE
@@ -133,7 +132,7 @@ def check_hooks() -> Iterator[CheckMessage]:
 
 
 def check_databases() -> Iterator[CheckMessage]:
-    """E006 to E008, E012, E016 and W001, which the settings alone show; no connection is opened."""
+    """E006, E007, E012, E016 and W001, which the settings alone show; no connection is opened."""
     sound = claimable_models()
     for alias, label in product(places_of(None, sound), OUR_APPS):
         if label in apps.app_configs and not router.allow_migrate(alias, label):
@@ -148,18 +147,15 @@ def check_databases() -> Iterator[CheckMessage]:
 
 
 def _configured_faults(alias: str) -> Iterator[CheckMessage]:
-    connection, strategy = connections[alias], conf.setting("CLAIM_STRATEGY")
+    connection = connections[alias]
     try:
-        dialect = dialect_for(connection)
+        dialect_for(connection)
     except NotSupportedError as error:
         hint = "Let a router keep the models with claim columns on one of these databases."
         yield message("E016", f"The database {alias!r} cannot claim. {error}", hint)
         return
     yield from autocommit_faults(alias)
     yield from server_for(connection).configured_faults()
-    if strategy == "update_limit" and dialect.returns_updated:
-        text = f"TASKCLAIM['CLAIM_STRATEGY'] is {strategy!r}, and the database {alias!r} can only claim as auto does."
-        yield message("E008", text, 'TASKCLAIM = {"CLAIM_STRATEGY": "auto"}')
 
 
 def autocommit_faults(alias: str) -> Iterator[CheckMessage]:
@@ -208,11 +204,10 @@ def column_problems(model: type[models.Model]) -> Iterator[CheckMessage]:
 
 
 def _gives_verbs(manager: Any) -> bool:
-    try:
+    rows = manager
+    # It may need what only a request or a worker has, such as a tenant.
+    with suppress(Exception):
         rows = manager.get_queryset()
-    except Exception:
-        # It may need what only a request or a worker has, such as a tenant.
-        rows = manager
     return hasattr(rows, "claim_batch")
 
 
@@ -227,13 +222,14 @@ def _companion(model: type[models.Model]) -> Iterator[CheckMessage]:
         yield message("E061", str(error), one_to_one % "Photo", model)
         return
     label, source = model._meta.label, link.source.__name__
-    alias = router.db_for_write(model)
-    beside = link.alias_beside(alias)
     if not _is_unique(link):
         text = f"{label}.{LINK} is not unique, so one source could have two rows."
         yield message("E062", text, one_to_one % source, model)
-    if is_claimable(model) and (found := handler_for(model)):
-        yield from _results(found, link, "" if beside == alias else beside)
+    alias = router.db_for_write(model)
+    # Results of a source on another database are refused as they are stored.
+    is_beside = link.alias_beside(alias) == alias
+    if is_beside and is_claimable(model) and (found := handler_for(model)):
+        yield from _results(found, link)
 
 
 def _is_unique(link: SourceLink) -> bool:
@@ -243,17 +239,10 @@ def _is_unique(link: SourceLink) -> bool:
     return names in map(set, together) or (len(link.own) == 1 and link.own[0].unique)
 
 
-def _results(handler: Handler, link: SourceLink, elsewhere: str) -> Iterator[CheckMessage]:
-    """E064: a result that no transaction can store, or that two tables have a column for."""
-    own, named, label = writable(handler.model), handler.update_fields, link.source._meta.label
-    if elsewhere and (far := [name for name in named if name not in own]):
-        text = (
-            f"{handler.name} stores {listed(far)} of {label}, which is on another database, {elsewhere!r}:"
-            " no transaction writes both."
-        )
-        hint = f"Add columns to {link.companion._meta.label}, or save() the source in the handler."
-        yield message("E064", text, hint, handler.model)
-    if not elsewhere and (both := sorted(set(named) & own & writable(link.source))):
+def _results(handler: Handler, link: SourceLink) -> Iterator[CheckMessage]:
+    """E064: a result that two tables have a column for."""
+    own, label = writable(handler.model), link.source._meta.label
+    if both := sorted(set(handler.update_fields) & own & writable(link.source)):
         text = f"{handler.name} stores {listed(both)}, which the companion and {label} both have."
         hint = f"update_fields=[{PREFIX + both[0]!r}] is the column of {label}, which the handler receives."
         yield message("E064", text, hint, handler.model)

@@ -13,7 +13,7 @@ from typing import Any
 from django.apps import apps
 from django.core import checks
 from django.db import DatabaseError, connections, models, router, transaction
-from django.db.models import Count, Q
+from django.db.models import Q
 
 from django_taskclaim import conf
 from django_taskclaim.checks import OUR_APPS, check_servers
@@ -304,9 +304,8 @@ def _ended(seen: Overview) -> Findings:
         command = f"manage.py claimreset {label} --paused"
         yield checks.Warning(f"{rows} set aside (status paused).", command)
     if progress.failed:
-        rows, errors = _rows(seen, progress.failed, Status.FAILED), _most_frequent_errors(seen)
-        them = "it" if progress.failed == 1 else "them"
-        text = f"{rows} failed, until somebody resets {them}{': ' if errors else ''}{errors}."
+        rows = _rows(seen, progress.failed, Status.FAILED)
+        text = f"{rows} failed; a reset opens failed rows again."
         yield checks.Warning(text, f"manage.py claimreset {label}")
     if not progress.total:
         yield checks.Info("There is nothing to do: the table is empty.")
@@ -314,15 +313,6 @@ def _ended(seen: Overview) -> Findings:
         of = "" if seen.progress.estimated else f" of {progress.total:,}"
         rows = _rows(seen, progress.finished, Status.COMPLETE)
         yield checks.Info(f"Nothing is open or running: {rows}{of} finished.")
-
-
-def _most_frequent_errors(seen: Overview) -> str:
-    field = claim_columns(seen.model).error_class
-    if field is None or Status.FAILED in seen.progress.estimated:
-        return ""
-    rows: Any = ClaimQuerySet(seen.model, using=seen.alias).failed().order_by()
-    counts = rows.values_list(field.name).annotate(n=Count("*")).order_by("-n")[:3]
-    return listed([f"{number:,} × {name or 'no class'}" for name, number in counts])
 
 
 # Rows in combinations of claim columns that no verb leaves behind

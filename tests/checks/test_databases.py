@@ -70,11 +70,6 @@ def test_a_router_that_keeps_our_tables_away(settings: Any) -> None:
             assert f"allow_migrate('other', '{label}')" in str(one.hint)
 
 
-def test_a_strategy_that_the_database_does_not_have(settings: Any) -> None:
-    settings.TASKCLAIM = {"CLAIM_STRATEGY": "update_limit"}
-    assert project() == ([] if connection.vendor == "mysql" else ["E008"])
-
-
 def test_switched_off_autocommit() -> None:
     with configured(AUTOCOMMIT=False):
         assert project() == ["E012"]

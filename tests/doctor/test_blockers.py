@@ -84,7 +84,7 @@ def failed_and_set_aside() -> None:
         (
             failed_and_set_aside,
             [
-                "2 × ValueError and 1 × KeyError",
+                "3 rows failed; a reset opens failed rows again",
                 "→ manage.py claimreset testapp.Job",
                 "→ manage.py claimreset testapp.Job --paused",
             ],
