@@ -12,7 +12,6 @@ from typing import Any
 from django.core.exceptions import EmptyResultSet
 from django.db import transaction
 
-from django_taskclaim.contention import Meaning, meaning_of
 from django_taskclaim.db.sql import (
     SQL,
     Bound,
@@ -36,10 +35,6 @@ NAMED_LEASES = "taskclaim_namedlease"
 
 class Dialect(Statements):
     """How one connection claims, ends and renews; one subclass for each database."""
-
-    def may_be_done(self, error: Exception) -> bool:
-        """Say whether the statement, or the COMMIT, that *error* came from may have been carried out all the same."""
-        return meaning_of(error) is not Meaning.REFUSAL
 
     def current_time(self) -> datetime:
         """Return what the clock of the database says, in UTC."""

@@ -4,13 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import OperationalError
-
 from django_taskclaim.db.base import NAMED_LEASES, Dialect
 from django_taskclaim.db.sql import SQL
-
-#: SQLITE_IOERR, the low byte of its extended codes.
-IO_ERROR = 10
 
 
 class SQLite(Dialect):
@@ -22,18 +17,6 @@ class SQLite(Dialect):
     greatest = "MAX"
     has_one_writer = True
     names_open_transactions = True
-
-    def may_be_done(self, error: Exception) -> bool:
-        # There is no server that could lose the answer, but a failing file system may have kept the COMMIT.
-        code = getattr(error.__cause__, "sqlite_errorcode", None)
-        return code is None or code & 0xFF == IO_ERROR
-
-    @contextmanager
-    def detecting_rollback(self) -> Iterator[None]:
-        yield
-        session: Any = self.connection.connection
-        if session is None or not session.in_transaction:
-            raise OperationalError("the transaction is over")
 
     @contextmanager
     def beginning(self) -> Iterator[None]:

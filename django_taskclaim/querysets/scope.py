@@ -20,7 +20,7 @@ from django.db.models.query import ModelIterable
 
 from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
 from django_taskclaim.connecting import drop_broken
-from django_taskclaim.contention import TROUBLE, WAITS_ONCE, contention_code, retry_on_contention
+from django_taskclaim.contention import WAITS_ONCE, is_contention, is_refusal, retry_on_contention
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.db.base import Dialect
 from django_taskclaim.db.sql import SQL, ClaimStatement, KeyTable, Table
@@ -301,9 +301,9 @@ def detecting_lost_commit(
         with block:
             yield
             committing = outermost
-    except TROUBLE as error:
-        was_refused = contention_code(error) is not None or not target.dialect.may_be_done(error)
-        if not committing or was_refused:
+    except Exception as error:
+        # After any other error the statement, or the COMMIT, may have been carried out all the same.
+        if not committing or is_contention(error) or is_refusal(error):
             raise
         drop_broken(target.alias)
         raise AmbiguousCommit(*error.args) from error
