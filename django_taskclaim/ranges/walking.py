@@ -4,7 +4,6 @@ A free worker may split a range: its holder goes on with the front, the other ta
 while it works on a chunk, so the end of the range never moves during a chunk.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Generator
@@ -22,10 +21,7 @@ from django_taskclaim.exceptions import RangeInterrupted, RangeUnfinished, Retri
 from django_taskclaim.querysets.scope import Rows, is_running, refuse_old_snapshots, run
 from django_taskclaim.querysets.writes import raise_lost
 from django_taskclaim.ranges.keys import Range, RangeTarget, key_at, reached
-from django_taskclaim.signals import after_commit
 from django_taskclaim.states import Status
-
-logger = logging.getLogger("django_taskclaim")
 
 # Splitting
 
@@ -96,10 +92,6 @@ def _split(target: RangeTarget, pk: object, at_least: int) -> bool:
     planned = range_.rows_done + front
     target.ranges.filter(pk=pk).update(upper=key, position=0, rows_planned=planned)
     target.ranges.bulk_create([target.model(**own, **bounds, rows_planned=tail)])
-    label = target.model._meta.label
-    said = f"{label} {pk} was split: {front} rows are left to it, {tail} are open again"
-    facts = {"event": "split", "model": label, "keys": [str(pk)], "rows": tail}
-    after_commit(target.claims.alias, partial(logger.info, "%s", said, extra=facts))
     return True
 
 
