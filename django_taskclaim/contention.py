@@ -321,9 +321,6 @@ class _Proxy:
         is_public_method = inspect.isroutine(value) and not name.startswith("_")
         return self._retry(value) if is_public_method and not _does_nothing_yet(value) else value
 
-    def __repr__(self) -> str:
-        return f"Retriable({self._target!r})"
-
 
 def _does_nothing_yet(function: Callable[..., object]) -> bool:
     """Return whether calling ``function`` only prepares the work, so that no retry could cover it."""

@@ -6,13 +6,13 @@ control room show the reasons why nothing moves.
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 from django.apps import apps
 from django.core import checks
-from django.db import DatabaseError, connections, models, router, transaction
+from django.db import DatabaseError, connections, models, router
 from django.db.models import Q
 
 from django_taskclaim import conf
@@ -36,7 +36,8 @@ from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.monitoring.server.base import TAG
 from django_taskclaim.policy import RENEWALS_PER_LEASE, policy_for
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.querysets.scope import ClaimTarget, in_state, is_open, no_transaction
+from django_taskclaim.querysets.isolating import savepoint_in
+from django_taskclaim.querysets.scope import ClaimTarget, in_state, is_open
 from django_taskclaim.querysets.why_empty import WhyEmpty
 from django_taskclaim.ranges.keys import source_of
 from django_taskclaim.states import Status
@@ -75,10 +76,8 @@ def missing_tables(model: Model, alias: str) -> Findings:
     for one, at in _needed(model, alias):
         connection = connections[at]
         connection.ensure_connection()
-        # SQLite's transaction may wait for a writer. Inside the caller's an error would spoil what comes after it.
-        block = nullcontext() if no_transaction(connection) else transaction.atomic(using=at)
         try:
-            with block:
+            with savepoint_in(connection):
                 list(models.QuerySet(one, using=at).extra(where=["1 = 0"]).order_by())
         except DatabaseError as error:
             if meaning_of(error) is not Meaning.REFUSAL:

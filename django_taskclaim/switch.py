@@ -152,12 +152,7 @@ def paused_by(model: type[models.Model], *, using: str | None = None) -> Switch 
 
 def paused_model(pause: Switch) -> str | None:
     """Return the label of the model that was paused, as people write it; None for all models."""
-    if pause.is_for_all:
-        return None
-    try:
-        return str(apps.get_model(pause.scope)._meta.label)
-    except LookupError:
-        return pause.scope
+    return None if pause.is_for_all else str(apps.get_model(pause.scope)._meta.label)
 
 
 def describe_pause(pause: Switch) -> str:

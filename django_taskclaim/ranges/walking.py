@@ -267,8 +267,7 @@ def refuse_unfinished(row: Range) -> None:
     now = RangeTarget(type(row), claim.alias).ranges.filter(pk=claim.pk).first()
     if now is None or now.checkpoint == now.upper:
         return
-    stopped = "before its first checkpoint" if now.checkpoint is None else f"at {now.checkpoint}"
     raise RangeUnfinished(
-        f"The handler returned {stopped}, and its range ends with {now.upper}: walk it with rows(), or say"
-        " how far it has come with advance()."
+        f"The handler returned at {now.checkpoint or 'the beginning'}, and its range ends with {now.upper}: walk it"
+        " with rows(), or say how far it has come with advance()."
     )
