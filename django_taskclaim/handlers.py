@@ -279,13 +279,9 @@ def _mistakes(new: Handler) -> Iterator[str]:
         yield f"opens rows again, which needs RetryMixin: class {new.model.__name__}(RetryMixin, ClaimMixin)"
     if reason := _why_not_one(new.function):
         yield f"must take {'a list of rows' if new.batch else 'one row'}: {reason}"
-    if new.has_ranges and (
-        new.batch or new.is_async or new.atomic or not isinstance(new.completion, Mark)
-    ):
-        yield (
-            "must be a plain function of one range, which it walks in chunks that are transactions of their own and"
-            " which stays when it is done; leave out batch, atomic, async and completion"
-        )
+    is_special = new.batch or new.is_async or new.atomic or not isinstance(new.completion, Mark)
+    if new.has_ranges and is_special:
+        yield "must be a plain function of one range, which stays: leave out batch, atomic, async and completion"
 
 
 def handler_for(model: type[models.Model]) -> Handler | None:

@@ -87,10 +87,9 @@ def _taken(
             for part in target.dialect.chunks(keys if delete else (), target.table):
                 gone = target.dialect.write(target.table, part, None)
                 if gone > len(part):
-                    names = ", ".join(field.name for field in target.columns.key)
                     raise TaskClaimError(
-                        f"The key of {target.model._meta.label} ({names}) is not unique: {len(part)} keys mean {gone}"
-                        " rows. Nothing was deleted."
+                        f"The key of {target.model._meta.label} is not unique: {len(part)} keys mean {gone} rows."
+                        " Nothing was deleted."
                     )
     except scope.AmbiguousCommit as error:
         if committed:

@@ -169,15 +169,13 @@ class MySQL(Dialect):
             return []
         change = Change([statement.assignments.bind(values)])
         written = self.write(table, keys, change, statement.claimable.bind(values))
-        if not written:
-            # A pause was committed between the two statements.
-            return []
-        if written != len(keys):
+        if written not in (0, len(keys)):
             # The error rolls back what was written: rows claimed for nobody would wait for the end of their lease.
             raise TaskClaimError(
                 f"Claimed {written} of {len(keys)} rows that were locked for it; rolled back."
             )
-        return keys
+        # Without one, a pause was committed between the two statements.
+        return keys if written else []
 
     def lock_first(
         self, queryset: Rows, table: KeyTable, limit: int, *, deleting: bool = False
