@@ -4,7 +4,6 @@ The filters of its list ask only what the claim index can answer; the price of a
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
@@ -141,22 +140,6 @@ class ErrorFilter(ClaimFilter):
         return rows.filter(in_state(columns, Status.FAILED), **{columns.error_class.name: value})
 
 
-FILTERS: tuple[type[ClaimFilter], ...] = (StateFilter, ErrorFilter)
-
-
-def order_of(model: type[models.Model], asked: Mapping[str, object]) -> list[str]:
-    """Return the order in which the rows that the filters *asked* for are found without reading all; [] for any.
-
-    Complete rows, which PostgreSQL's claim index leaves out, are found by key: those at the front were claimed first.
-    """
-    if not any(one.parameter_name in asked for one in FILTERS):
-        return []
-    columns = claim_columns(model)
-    if asked.get(StateFilter.parameter_name) == Status.COMPLETE:
-        return [field.attname for field in columns.key]
-    return columns.order
-
-
 # How many rows a list has
 
 #: Up to so many rows are counted and shown.
@@ -233,7 +216,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         return tuple(shown)
 
     def get_list_filter(self, request: HttpRequest) -> Any:
-        return [*super().get_list_filter(request), *FILTERS]
+        return [*super().get_list_filter(request), StateFilter, ErrorFilter]
 
     def get_ordering(self, request: HttpRequest) -> Any:
         """Where the list is filtered by state, and nobody asks for an order, take one that an index has.
@@ -241,7 +224,13 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         Else a database that walks along the keys may read all of a large table to find the first hundred.
         """
         asked = super().get_ordering(request) or self.opts.ordering
-        return asked or order_of(self.model, request.GET)
+        if asked or not any(name.startswith(OURS) for name in request.GET):
+            return asked
+        columns = claim_columns(self.model)
+        if request.GET.get(StateFilter.parameter_name) == Status.COMPLETE:
+            # PostgreSQL's claim index leaves them out. By key those at the front were claimed first.
+            return [field.attname for field in columns.key]
+        return columns.order
 
     @admin.display(description=gettext_lazy("claim"))
     def claim_summary(self, obj: models.Model) -> str:

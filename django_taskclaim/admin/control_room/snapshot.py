@@ -280,9 +280,8 @@ class Chart(NamedTuple):
     #: All of the time, oldest first, and those in which anything came to its end, the latest first.
     slots: Sequence[Slot]
     worked: list[Slot]
-    #: Rows a second at most, and on average while work went on.
+    #: Rows a second at most.
     top: float
-    average: float
     #: What people did meanwhile, oldest first, and where it stands in the chart, in percent.
     marks: list[tuple[OperatorAct, float]]
 
@@ -295,9 +294,6 @@ class Chart(NamedTuple):
 def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
     """Return what there is to draw, with marks for some of the *acts*, which come newest first."""
     worked = [slot for slot in reversed(slots) if slot.tries]
-    rates = [slot.rate for slot in worked] or [0.0]
-    # The last slot is not over yet, so its rate means little.
-    over = [slot.rate for slot in worked if slot is not slots[-1]]
     begins = slots[0].at
     span = (slots[1].at - begins) * len(slots)
     marked = [act for act in reversed(acts) if act.act in MARKED]
@@ -305,8 +301,7 @@ def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
     return Chart(
         slots,
         worked,
-        top=max(rates),
-        average=fmean(over or rates),
+        top=max(slot.rate for slot in slots),
         marks=[(act, round(place, 2)) for act, place in places if 0 <= place < 100],
     )
 
