@@ -105,7 +105,6 @@ class RowFacts:
         #: Whether the row is a range of keys among which rows may still be committed.
         self.open_ended = due_at == OPEN_ENDED
         self.error_class: str = read("error_class") or ""
-        self.short_error = self.error_class.rpartition(".")[2]
         message, _newline, rest = (read("last_error") or "").strip().partition("\n")
         #: What the error says in its first line, and the rest of the text: the traceback, where one is stored.
         self.error, self.error_rest = message.strip(), rest.strip("\n")

@@ -39,7 +39,7 @@ from django_taskclaim.monitoring.counts import count_rows
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.querysets.scope import in_state, is_expired, is_waiting
 from django_taskclaim.states import Status
-from django_taskclaim.templatetags.taskclaim import number, short
+from django_taskclaim.templatetags.taskclaim import number, short, short_name
 
 #: What the parameters of our filters begin with, and those of Django's that leave all rows in the list.
 OURS, NARROWS_NOTHING = "claim_", (ORDER_VAR, PAGE_VAR, ALL_VAR, "_facets")
@@ -132,7 +132,7 @@ class ErrorFilter(ClaimFilter):
         failed = model_admin.get_queryset(request).filter(in_state(columns, Status.FAILED))
         names = failed.order_by().values_list(columns.error_class.name, flat=True)
         most = Counter(names[:LOOKED_THROUGH]).most_common(MOST_CHOICES)
-        return [(name, name.rpartition(".")[2]) for name, _n in sorted(most) if name]
+        return [(name, short_name(name)) for name, _n in sorted(most) if name]
 
     def matching(self, rows: Rows, value: str) -> Rows:
         columns = claim_columns(rows.model)

@@ -84,6 +84,12 @@ def age(value: datetime, now: datetime) -> timedelta:
     return now - as_utc(value)
 
 
+@register.filter
+def short_name(path: str) -> str:
+    """Return the name of a class without its module."""
+    return path.rpartition(".")[2]
+
+
 register.filter("duration", format_duration)
 register.filter("act_done", lambda act: DONE.get(act, act))
 register.filter("holder", name_of)

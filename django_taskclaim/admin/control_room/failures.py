@@ -93,16 +93,6 @@ class Group:
         return group_id(self.error, self.message)
 
     @property
-    def kind(self) -> str:
-        """The class and the message, as far as there are any: ``ValueError: # is too much``."""
-        return ": ".join(filter(None, [self.error, self.message]))
-
-    @property
-    def short_error(self) -> str:
-        """The class without its module."""
-        return self.error.rpartition(".")[2]
-
-    @property
     def day(self) -> int:
         return sum(self.hours)
 

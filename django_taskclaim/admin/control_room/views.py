@@ -343,6 +343,7 @@ class ModelPage(OverviewPage):
             messages.warning(request, why)
             return redirect(self.url)
 
+        kind = ": ".join(filter(None, [group.error, group.message]))
         latest = json.dumps([str(failure.key) for failure in group.failures[: forms.FIRST]])
 
         def retry_form(data: Any, *, initial: dict[str, str]) -> forms.RetryForm:
@@ -374,7 +375,7 @@ class ModelPage(OverviewPage):
             title=title,
             sentence=str(action.sentence),
             warning=warning,
-            facts=[f"{number(len(group.failures))}{'+' if failed.capped else ''} × {group.kind}"],
+            facts=[f"{number(len(group.failures))}{'+' if failed.capped else ''} × {kind}"],
             form=form,
             run=run,
         )

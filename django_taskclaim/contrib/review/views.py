@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django.contrib.auth import get_permission_codename
 from django.contrib.auth.mixins import PermissionRequiredMixin
@@ -43,9 +43,7 @@ class HolderMixin(PermissionRequiredMixin, View):
     #: The methods that a POST may name in ``act``.
     acts: ClassVar[tuple[str, ...]] = ()
 
-    if TYPE_CHECKING:
-
-        def get_queryset(self) -> Any: ...
+    get_queryset: Callable[[], Any]
 
     @classmethod
     def as_view(cls, **initkwargs: object) -> Any:
