@@ -321,8 +321,6 @@ def forecast(seen: Overview, hour: Sequence[Slot], day: Sequence[Slot]) -> str:
     for slots in (hour[-11:-1], hour[:-1], day[:-1]):
         rates = [slot.rate for before, slot in pairwise(slots) if before.tries and slot.tries]
         if any(rates):
-            seconds = min(progress.left / fmean(rates), 3e9)
-            step = 5 if seconds < 120 else 60 if seconds < 7200 else 600
-            left = timedelta(seconds=max(step, round(seconds / step) * step))
+            left = timedelta(seconds=min(progress.left / fmean(rates), 3e9))
             return _("about %(time)s left") % {"time": format_duration(left)}
     return ""
