@@ -75,11 +75,9 @@ class OverviewPage:
         return reverse(f"{self.site.name}:{name}", args=args)
 
     def pages(self, request: HttpRequest) -> list["ModelPage"]:
-        """Return the pages of the models that the user may see, in the order of their names."""
-        pages = (ModelPage(self.site, model) for model in claimable_models())
-        return sorted(
-            (one for one in pages if one.may("view_control", request)), key=lambda one: one.name
-        )
+        """Return the pages of the models that the user may see."""
+        pages = [ModelPage(self.site, model) for model in claimable_models()]
+        return [page for page in pages if page.may("view_control", request)]
 
     def may(self, what: str, request: HttpRequest) -> bool:
         """Say whether the user may do *what* to the model, see ``permissions.NEEDS``."""
@@ -136,8 +134,8 @@ class OverviewPage:
         found = snapshot.shared(request, places, partial(snapshot.read_cards, places))
         cards = [page.line(found[page.model]) for page in pages]
         return {
-            # The worst first; those that are alike stay in the order of their names.
-            "models": sorted(cards, key=lambda card: card["trouble"]),
+            # The worst first, and those that are alike in the order of their names.
+            "models": sorted(cards, key=lambda card: (card["trouble"], card["page"].name)),
             "may_operate_all": self.may("operate", request),
             "all_are_paused": any(
                 card["seen"] and card["seen"].pause and card["seen"].pause.is_for_all
@@ -249,8 +247,7 @@ class ModelPage(OverviewPage):
     def facts(self, request: HttpRequest, form: forms.SettingsForm | None = None) -> dict[str, Any]:
         """Return what the templates show; None is what was not read, and the script keeps what it has of that."""
         rows = self.rows(request)
-        chosen = request.GET.get("range", "")
-        span = snapshot.RANGES.get(chosen, HOUR)
+        span = snapshot.RANGES.get(request.GET.get("range", ""), HOUR)
         read = partial(snapshot.snapshot_of, self.model, self.alias, rows, span)
         sees_all = not (rows.query.where or rows.query.is_sliced or rows.query.combinator)
         # Errors of rows that this user may not see must not come from a snapshot of others.
