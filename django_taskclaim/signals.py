@@ -30,7 +30,7 @@ claim_lost = Signal()
 #: named the holder), "quarantined" (open again after the last try; claimed alone next time) or "failed".
 rows_expired = Signal()
 #: From the verbs of operators, which load no instances. Carries ``keys`` and the ``act``: "reset", "paused",
-#: "resumed", "made due", "taken back", "failed", "pruned", "deleted" (the rows are gone) or "taken over". The last
+#: "resumed", "rescheduled", "taken back", "failed", "pruned", "deleted" (the rows are gone) or "taken over". The last
 #: also carries ``by``, who holds them now, and ``reason``.
 rows_acted_on = Signal()
 

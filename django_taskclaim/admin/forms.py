@@ -133,7 +133,12 @@ class ActionForm(ReasonForm):
 
     running = forms.BooleanField(label=_("Take running rows from their holders"))
     complete = forms.BooleanField(label=_("Include rows that are complete"))
-    field_order = (*NAMED.values(), "reason")
+    at = forms.DateTimeField(
+        label=_("Not now, but at"),
+        required=False,
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}),
+    )
+    field_order = (*NAMED.values(), "at", "reason")
 
     def __init__(self, *args: Any, action: Action, states: Collection[str], **options: Any):
         """*states* are those of the rows; nothing is asked about others."""
@@ -142,6 +147,8 @@ class ActionForm(ReasonForm):
             self.fields[name].required = state in action.states
             if state not in states or not action.takes(state):
                 del self.fields[name]
+        if "at" not in action.asks:
+            del self.fields["at"]
         if "error" in action.asks:
             self.fields["reason"].required = True
             self.fields["reason"].help_text = gettext("It is the error of the rows.")

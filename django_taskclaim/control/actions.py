@@ -95,10 +95,11 @@ RESET = Action(
 RUN = Action(
     name="run",
     label=_("Run now"),
-    sentence=_("A row that waits for its next try is due at once."),
-    done=_("made due"),
+    sentence=_("A row that waits is due at once, or at the moment that you choose."),
+    done=_("rescheduled"),
     states=frozenset({Status.OPEN}),
-    verb=ClaimQuerySet.run_now,
+    verb=ClaimQuerySet.run_at,
+    asks={"at": "at"},
     waiting=True,
 )
 PAUSE_ROWS = Action(

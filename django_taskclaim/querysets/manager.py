@@ -1,7 +1,7 @@
 """``ClaimQuerySet`` and ``ClaimManager``: the public face of every verb."""
 
 from collections.abc import Collection, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from django.db import models
@@ -190,9 +190,9 @@ class ClaimQuerySet(FencedQuerySet[M]):
         """Open paused rows again and return how many. Options as of ``reset``."""
         return operating.in_chunks(self, operating.RESUME, limit, progress)
 
-    def run_now(self, *, limit: int | None = None, progress: Progressed | None = None) -> int:
-        """Make open rows that wait due now, and return how many. Options as of ``reset``."""
-        return operating.in_chunks(self, operating.RUN_NOW, limit, progress)
+    def run_at(self, at: datetime | None = None, *, limit: int | None = None) -> int:
+        """Make open rows that wait due at a moment, or now, and return how many; *limit* bounds it."""
+        return operating.in_chunks(self, operating.run_at(at), limit)
 
     def fail_rows(
         self,
@@ -281,7 +281,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
     areset = async_twin(reset)
     apause_rows = async_twin(pause_rows)
     aresume_rows = async_twin(resume_rows)
-    arun_now = async_twin(run_now)
+    arun_at = async_twin(run_at)
     afail_rows = async_twin(fail_rows)
     aprune = async_twin(prune)
     adelete_failed = async_twin(delete_failed)

@@ -24,6 +24,7 @@ from django_taskclaim.db.sql import SKIP, SQL, Change, Key, sql
 from django_taskclaim.error_text import text_to_store
 from django_taskclaim.fields import (
     NEVER_WAITED,
+    OPEN_ENDED,
     QUARANTINED,
     is_quarantine_mark,
     is_unstarted_mark,
@@ -198,7 +199,7 @@ TAKE_BACK = StateChange(
 )
 
 
-class RunNow(StateChange):
+class RunAt(StateChange):
     """Makes rows due that wait; those that are claimed alone keep their mark."""
 
     def condition(self, target: ClaimTarget) -> Q:
@@ -211,7 +212,16 @@ class RunNow(StateChange):
         return found & (Q(checkpoint__isnull=False) | Q(**has_failed))
 
 
-RUN_NOW = RunNow(act="made due", states=[Status.OPEN], sets={"not_before": scope.NOW}, opens=True)
+def run_at(at: datetime | None) -> StateChange:
+    """Return what makes waiting rows due at a moment, or with None now."""
+    if at is not None and at.year <= NEVER_WAITED.year:
+        # Long due, and the row would count as one that never waited. The first years of all have no moment in UTC.
+        at = None
+    elif at is not None and at.year >= OPEN_ENDED.year:
+        # What lies further in the future is a mark.
+        at = OPEN_ENDED - timedelta(days=1)
+    sets = {"not_before": scope.NOW if at is None else at}
+    return RunAt(act="rescheduled", states=[Status.OPEN], sets=sets, opens=True)
 
 
 def _states(*always: Status, complete: bool, running: bool) -> list[Status]:

@@ -177,11 +177,11 @@ def test_buttons_and_actions_find_rows_by_any_key(boss: Client, in_states: Any, 
     assert said(answer).endswith("2 running, 1 complete, 2 paused.")
 
 
-def test_a_row_in_back_off_is_made_due(boss: Client, in_states: Any) -> None:
+def test_a_row_in_back_off_runs_at_the_moment_that_is_typed(boss: Client, in_states: Any) -> None:
     rows = in_states(Photo)
     assert act_on(Photo, "run", rows["open"]) not in boss.get(address(Photo)).content.decode()
-    perform(boss, act_on(Photo, "run", rows["waiting"]), {})
-    assert Photo.objects.due().filter(pk=rows["waiting"].pk).exists()
+    perform(boss, act_on(Photo, "run", rows["waiting"]), {"at": "2036-07-01T00:00"})
+    assert facts(rows["waiting"]).not_before.year == 2036
 
 
 def retry(client: Client) -> Any:

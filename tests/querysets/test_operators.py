@@ -1,6 +1,6 @@
-"""An operator's verbs over rows: ``fail_rows``, ``take_back`` and ``run_now``."""
+"""An operator's verbs over rows: ``fail_rows``, ``take_back`` and ``run_at``."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -70,16 +70,22 @@ def test_running_rows_are_taken_back_uncounted_and_no_others(model: Any) -> None
 
 
 @pytest.mark.parametrize("model", [Child, CompositeKey])
-def test_rows_that_wait_are_made_due(model: Any) -> None:
-    """Others keep their turn, and a row that is claimed alone its mark; without the column none waits."""
-    moment = timezone.now()
-    moments = moment, moment + timedelta(hours=1), QUARANTINED
+def test_rows_that_wait_run_at_a_moment_or_now(model: Any) -> None:
+    """Others keep their turn, and a row is marked to be claimed alone by no moment; without the column none waits."""
+    hour, moment = timedelta(hours=1), timezone.now()
+    moments = moment, moment + hour, QUARANTINED
     due, waiting, alone = (make(model, not_before=at)[0] for at in moments)
     before = [stored(due), stored(alone)]
-    assert [model.objects.run_now(), model.objects.run_now()] == [1, 0]
+    assert model.objects.run_at(moment + 3 * hour) == 1
+    assert abs(facts(waiting).not_before - moment - 3 * hour) < hour
+    assert model.objects.run_at(datetime.max) == 1
+    assert model.objects.due().count() == 2
+    assert [model.objects.run_at(), model.objects.run_at()] == [1, 0]
+    make(model, not_before=moment + hour)
+    assert model.objects.run_at(datetime.min.replace(tzinfo=timezone.get_fixed_timezone(330))) == 1
     assert model.objects.due().filter(pk=waiting.pk).exists()
     assert [stored(due), stored(alone)] == before
-    assert ClaimOnly.objects.run_now() == 0
+    assert ClaimOnly.objects.run_at() == 0
 
 
 @TABLES

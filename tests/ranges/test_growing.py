@@ -108,7 +108,7 @@ def test_a_model_says_how_long_its_writers_may_take(monkeypatch: pytest.MonkeyPa
     assert work_off() == 0
     range_ = LogRange.objects.get()
     set_raw(range_, "not_before", clock("+1 MINUTE"))
-    assert (work_off(), LogRange.objects.run_now()) == (0, 0)
+    assert (work_off(), LogRange.objects.run_at()) == (0, 0)
     set_raw(range_, "not_before", clock("-1 SECOND"))
     assert work_off() == 1
 

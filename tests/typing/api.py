@@ -40,7 +40,7 @@ def verbs_over_a_queryset() -> None:
     assert_type(Photo.objects.prune(older_than=timedelta(days=30)), int)
     assert_type(Photo.objects.pause_rows(), int)
     assert_type(Photo.objects.resume_rows(), int)
-    assert_type(Photo.objects.run_now(), int)
+    assert_type(Photo.objects.run_at(datetime(2031, 1, 1)), int)
     assert_type(Photo.objects.fail_rows("no", running=True), int)
 
 
