@@ -191,10 +191,8 @@ def send_command(
     database.
     """
     if not is_on(using):
-        raise ImproperlyConfigured(
-            f"Commands need the tables of {APP} on the database {using!r}: add it to INSTALLED_APPS, let routers"
-            " migrate it there, and run manage.py migrate."
-        )
+        text = f"Commands need {APP} in INSTALLED_APPS, and its tables on the database {using!r}."
+        raise ImproperlyConfigured(text)
     action = WORKER_COMMANDS.get(command)
     if action is None:
         given = {"command": repr(command), "commands": ", ".join(WORKER_COMMANDS)}

@@ -42,9 +42,7 @@ def duties(service: Service) -> list[Duty]:
     return [
         Duty("looking for commands", poller.look, LOOK_EVERY),
         Duty("writing what was done", poller.write, WRITE_EVERY, at_end=True),
-        Duty(
-            "deleting old acts and throughput", partial(in_pieces, prune, poller.using), PRUNE_EVERY
-        ),
+        Duty("deleting old records", partial(in_pieces, prune, poller.using), PRUNE_EVERY),
     ]
 
 
@@ -67,11 +65,8 @@ class Poller:
         mine = WorkerProcess.objects.using(self.using).filter(name=self.process)
         for command in mine.exclude(command="").values_list("command", flat=True):
             _DOING[command](self.service)
-            logger.info(
-                "%s was told to %s",
-                *(self.service.options.name, command),
-                extra={"event": "command", "command": command},
-            )
+            facts = {"event": "command", "command": command}
+            logger.info("%s was told to %s", self.service.options.name, command, extra=facts)
             mine.filter(command=command).update(command="")
         return True
 

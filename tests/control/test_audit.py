@@ -106,5 +106,5 @@ def test_a_command_that_nobody_can_obey_is_refused(monkeypatch: pytest.MonkeyPat
     known.refresh_from_db()
     assert known.command == ""
     monkeypatch.setattr("django_taskclaim.control.audit.is_on", lambda using: False)
-    with pytest.raises(ImproperlyConfigured, match="'default': add it to INSTALLED_APPS"):
+    with pytest.raises(ImproperlyConfigured, match="its tables on the database 'default'"):
         send_command(SILENT, "release", by="ada", using="default")

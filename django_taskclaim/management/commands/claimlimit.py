@@ -13,17 +13,15 @@ Examples:
 
 """
 
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
-from functools import partial
+from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import CommandError
 from django.db import DEFAULT_DB_ALIAS
 
 from django_taskclaim.control.audit import change_overrides, overrides_text
-from django_taskclaim.management.base import ClaimCommand, Model
+from django_taskclaim.management.base import ClaimCommand, Model, UsageError
 from django_taskclaim.switch import override_from_text, overrides_of, places_of
-from django_taskclaim.tables import LIMITS, OVERRIDES
+from django_taskclaim.tables import OVERRIDES
 
 #: The help text of each option.
 _OPTIONS = {
@@ -43,33 +41,23 @@ class Command(ClaimCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
         for name, text in _OPTIONS.items():
-            option, read = f"--{name.replace('_', '-')}", partial(_value, name)
-            # None is a value: it gives the option back to the handler.
-            parser.add_argument(option, type=read, default=SUPPRESS, help=text)
+            parser.add_argument(f"--{name.replace('_', '-')}", help=text)
 
     def handle(self, *, models: list[Model], database: str | None, **options: Any) -> None:
-        values = {name: options[name] for name in OVERRIDES if name in options}
         by, reason = options["by"], options["reason"]
-        for model in models:
-            if values:
-                try:
+        given = {name: options[name] for name in OVERRIDES if options[name] is not None}
+        try:
+            values = {name: override_from_text(name, text) for name, text in given.items()}
+            for model in models:
+                if values:
                     change_overrides(model, values, by=by, reason=reason, using=database)
-                except ValueError as error:
-                    raise CommandError(f"{model._meta.label}: {error}") from error
-            for alias in places_of(database, [model]):
-                self.stdout.write(_line(model, alias))
+                for alias in places_of(database, [model]):
+                    self.stdout.write(_line(model, alias))
+        except ValueError as error:
+            raise UsageError(str(error)) from error
 
 
 def _line(model: Model, alias: str) -> str:
     where = "" if alias == DEFAULT_DB_ALIAS else f" on {alias}"
     text = overrides_text(overrides_of(model, using=alias)) or "no overrides"
     return f"{model._meta.label}{where}: {text}"
-
-
-def _value(name: str, text: str) -> object:
-    """Read the value of one option; ArgumentTypeError in one sentence for what makes no sense."""
-    try:
-        return override_from_text(name, text)
-    except ValueError as error:
-        words = "none, or default" if name in LIMITS else "default"
-        raise ArgumentTypeError(f"{error} Or say {words}.") from error
