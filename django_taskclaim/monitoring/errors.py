@@ -7,19 +7,8 @@ from typing import Any, NamedTuple
 from django.db import models
 from django.db.models.functions import Substr
 
-from django_taskclaim.columns import (
-    ClaimColumns,
-    claim_columns,
-    is_companion,
-    key_text,
-    source_link,
-)
-from django_taskclaim.error_text import one_line
+from django_taskclaim.columns import claim_columns, is_companion, key_text, source_link
 from django_taskclaim.fields import as_utc
-from django_taskclaim.formatting import with_source
-from django_taskclaim.monitoring.overview import Overview
-from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.states import Status
 
 #: Of each text so much is read; what is cut ends with "…".
 LENGTH = 300
@@ -50,27 +39,11 @@ def tried_rows(rows: Any, most: int) -> Iterator[TriedRow]:
         yield TriedRow(key, name or "", shown or "", at and as_utc(at), key_text(of))
 
 
-def last_errors(seen: Overview, most: int) -> list[str]:
-    """Return, a line each, what tries of rows ended with that failed or are to be tried again, the latest last.
+def latest_failures(rows: Any, most: int) -> list[TriedRow]:
+    """Return the failed ones among *rows* at the end of the claim index.
 
-    Among very many failed rows, and among open ones, those that the claim index has last stand for the latest. The
-    line names the row, and the source of a companion.
+    No index knows when rows failed. At the end of the claim index are the rows that waited last and, of rows that
+    never waited, the last keys.
     """
-    columns = claim_columns(seen.model)
-    rows: Any = ClaimQuerySet(seen.model, using=seen.alias)
-    behind = backwards(columns)
-    when = behind if Status.FAILED in seen.progress.estimated else [f"-{columns.claimed_at.name}"]
-    found = [
-        *tried_rows(rows.failed().order_by(*when), most),
-        *tried_rows(rows.open().order_by(*behind), most),
-    ]
-    return [
-        f"{with_source(str(row.key), row.source)}: {one_line(row.error, row.text)}"
-        for row in reversed(found)
-        if row.error or row.text
-    ]
-
-
-def backwards(columns: ClaimColumns) -> list[str]:
-    """Return the order of the claim index from its end on."""
-    return [name[1:] if name[0] == "-" else f"-{name}" for name in columns.order]
+    from_the_end = rows.failed().order_by(*claim_columns(rows.model).order).reverse()
+    return list(tried_rows(from_the_end, most))

@@ -46,7 +46,7 @@ def test_a_watch_is_drawn_again_until_it_is_stopped(process_env: dict[str, str])
 
     with watch, open(ours, errors="replace") as terminal:
         read_until(r"^testapp\.Photo +6 +3 +10 +1 +0 +20  50\.0 %$")
-        read_until(r"^  last error: \d+: ValueError: no \[2J picture$")
+        read_until(r"^  failed: \d+: ValueError: no \[2J picture$")
         read_until(r"^Workers: none alive")
         make(Photo, 2)
         read_until(r"^testapp\.Photo +8 .* 22 ")

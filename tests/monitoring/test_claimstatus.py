@@ -215,7 +215,7 @@ def test_holders_waits_pauses_and_workers_are_shown(use_tz: bool, settings: Any)
         Photo.objects.claim_batch(1, claimed_by=f"user:{number}", lease=86_400)
     everything()
     text = run("claimstatus", PHOTO)
-    assert re.search(r"last error: \d+: ValueError: no \[2J picture", text)
+    assert re.search(r"failed: \d+: ValueError: no \[2J picture", text)
     assert re.search(r"held by \d+@\S+: 6 rows", text)
     assert re.search(r"held by user:\d+: 1 row, a lease ends at \S+ ", text)
     assert text.count("held by") == 10

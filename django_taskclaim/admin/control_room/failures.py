@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.models import OperatorAct
-from django_taskclaim.monitoring.errors import LENGTH, TriedRow, backwards, tried_rows
+from django_taskclaim.monitoring.errors import LENGTH, TriedRow, latest_failures, tried_rows
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets import ClaimQuerySet
 
@@ -111,19 +111,9 @@ class Sample:
     capped: bool
 
 
-def latest(rows: Rows, most: int) -> list[TriedRow]:
-    """Return the failed rows at the end of the claim index.
-
-    No index knows when rows failed. At the end of the claim index are the rows that waited last and, of rows that
-    never waited, the last keys.
-    """
-    behind = backwards(claim_columns(rows.model))
-    return list(tried_rows(rows.failed().order_by(*behind), most))
-
-
 def sample(rows: Rows, now: datetime) -> Sample:
     """Group the latest failed rows, MOST at most, the latest last try first."""
-    found = latest(rows, MOST + 1)
+    found = latest_failures(rows, MOST + 1)
     groups: dict[tuple[str, str], Group] = {}
     for failure in sorted(found[:MOST], key=lambda one: one.tried_at or _LONG_AGO, reverse=True):
         kind = failure.error, normalised(failure.text)

@@ -38,6 +38,7 @@ from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import first_line
 from django_taskclaim.holders import holder_of
+from django_taskclaim.monitoring.errors import latest_failures
 from django_taskclaim.monitoring.overview import workers
 from django_taskclaim.monitoring.server import in_time
 from django_taskclaim.policy import policy_for
@@ -399,7 +400,7 @@ class ModelPage(OverviewPage):
         # It names the file, and stands in the record.
         if group and not failures.is_id(group):
             raise Http404
-        read = partial(failures.latest, self.rows(request), failures.EXPORTED + 1)
+        read = partial(latest_failures, self.rows(request), failures.EXPORTED + 1)
         found = in_time(self.alias, read, failures.READING_LIMIT)
         if found is None:
             messages.warning(request, _("The database did not answer in time."))

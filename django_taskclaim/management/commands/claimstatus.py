@@ -40,18 +40,26 @@ from django.utils import timezone
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.control.audit import overrides_text
 from django_taskclaim.doctor import reasons
+from django_taskclaim.error_text import one_line
 from django_taskclaim.fields import as_utc
-from django_taskclaim.formatting import counted, first_line, format_duration, format_moment
+from django_taskclaim.formatting import (
+    counted,
+    first_line,
+    format_duration,
+    format_moment,
+    with_source,
+)
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.base import ClaimCommand, UsageError, duration, lacking, sentences
 from django_taskclaim.models import WorkerProcess
-from django_taskclaim.monitoring.errors import last_errors
+from django_taskclaim.monitoring.errors import latest_failures
 from django_taskclaim.monitoring.overview import Overview, overview
 from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.ranges import row_counts
 from django_taskclaim.states import Status
 
-#: So many holders and recent errors of a model are shown.
+#: So many holders and failed rows of a model are shown.
 HOLDERS, ERRORS = 10, 3
 
 #: Clears the screen, begins at its top, and has the terminal cut off what is too long for a line; and no longer.
@@ -241,8 +249,10 @@ class Command(ClaimCommand):
         for finding in reasons(seen):
             if finding.level >= WARNING:
                 yield from self.finding_lines(finding)
-        for error in last_errors(seen, ERRORS)[-ERRORS:]:
-            yield "last error: " + "".join(c if c.isprintable() else " " for c in error)
+        for row in latest_failures(ClaimQuerySet(seen.model, using=seen.alias), ERRORS):
+            key, text = with_source(str(row.key), row.source), one_line(row.error, row.text)
+            failure = f"failed: {key}: {text or 'no error is kept'}"
+            yield "".join(c if c.isprintable() else " " for c in failure)
         for holder in seen.holders[:HOLDERS]:
             end = holder.next_expiry
             lease = "no lease" if end is None else f"a lease ends at {format_moment(end)}"
