@@ -1,6 +1,5 @@
 """Async twins of plain methods; functions that are async, and work that a plain one returned without running it."""
 
-import functools
 import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -39,9 +38,7 @@ def is_coroutine_function(function: Callable[..., object]) -> bool:
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """Return the dotted name of *function*; of a partial that of its function, of an object that of its class."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    """Return the dotted name of *function*; of an object, such as a partial, that of its class."""
     named: Any = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
 

@@ -159,8 +159,10 @@ class Policy:
             return Verdict(final=False, counted=False, everyone=rule.everyone, wait=wait)
         if failures >= self.max_attempts:
             return Verdict(final=True, counted=True)
-        wait = partial(_waiting_time, self.own_backoff or usual_backoff, failures)
-        return Verdict(final=False, counted=True, wait=wait)
+        # The settings are read here, once for all rows that are judged alike.
+        named = self.own_backoff
+        backoff = partial(_waiting_time, named) if named else usual_backoff()
+        return Verdict(final=False, counted=True, wait=partial(backoff, failures))
 
     def _rule(self, error: object) -> Rule:
         """Return the rule for the nearest class of *error*; Permanent and RetryLater speak for themselves."""
@@ -175,16 +177,20 @@ class Policy:
         return None
 
 
-def usual_backoff(failures: int) -> timedelta:
-    """Return a wait that doubles with each failure from BACKOFF_FIRST to at most BACKOFF_MAX, with full jitter.
+def usual_backoff() -> Callable[[int], timedelta]:
+    """Return the wait that doubles with each failure from BACKOFF_FIRST to at most BACKOFF_MAX, with full jitter.
 
     Full jitter (any moment from now to the bound) is the scheme of the AWS architecture blog's
     "Exponential backoff and jitter": it spreads the retries of rows that failed together.
     """
     first = conf.duration("BACKOFF_FIRST").total_seconds()
     longest = conf.duration("BACKOFF_MAX").total_seconds()
-    bound = min(longest, first * 2.0 ** min(failures - 1, 60))
-    return timedelta(seconds=random.uniform(0, bound))
+
+    def wait(failures: int) -> timedelta:
+        bound = min(longest, first * 2.0 ** min(failures - 1, 60))
+        return timedelta(seconds=random.uniform(0, bound))
+
+    return wait
 
 
 def _waiting_time(backoff: Backoff, failures: int) -> timedelta:
@@ -204,7 +210,7 @@ def _waiting_time(backoff: Backoff, failures: int) -> timedelta:
             describe(error),
             extra={"event": "trouble"},
         )
-        return usual_backoff(failures)
+        return usual_backoff()(failures)
 
 
 # The policies of models

@@ -147,11 +147,8 @@ def _claim(call: ClaimCall) -> list[models.Model]:
         if call.autocommits:
             return _instances(call, take(call, call.limit))
         if call.durable:
-            scope.refuse_transaction(
-                call.target.dialect.connection,
-                "claim_batch() must commit before it returns",
-                " With durable=False the claim is provisional until you commit.",
-            )
+            what = "claim_batch() must commit before it returns, unless durable=False"
+            scope.refuse_transaction(call.target.dialect.connection, what)
         return run(call.target, partial(_claim_in_transaction, call))
     except scope.AmbiguousCommit as error:
         return _committed(call, error)

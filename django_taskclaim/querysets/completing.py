@@ -73,7 +73,7 @@ def _completion(target: ClaimTarget, names: Collection[str]) -> Write:
     if of_source:
         verb.then.insert(0, partial(_write_sources, of_source))
     if inherited:
-        verb.then.insert(0, partial(_write_inherited, inherited))
+        verb.then.insert(0, partial(_write, inherited))
     return verb
 
 
@@ -134,10 +134,6 @@ def saved_values(table: KeyTable, field: AnyField, instances: Sequence[models.Mo
     return table.bound_all(field, [field.pre_save(one, False) for one in instances])
 
 
-def _write_inherited(fields: Sequence[AnyField], held: HeldRows) -> None:
-    _write(held.target, fields, held.rows)
-
-
 def _write_sources(fields: Sequence[AnyField], held: HeldRows) -> None:
     """Write results of the sources; SourceGone where one is not there any more."""
     target, rows = held.target, held.rows
@@ -150,16 +146,17 @@ def _write_sources(fields: Sequence[AnyField], held: HeldRows) -> None:
     # Sources are read from the database that is written: a replica may not have them yet.
     gone = link.load([row for row in rows if not link.field.is_cached(row)], beside)
     there = [row for row in rows if row not in gone]
-    lost = _write(target, fields, [getattr(row, LINK) for row in there])
+    lost = _write(fields, held, [getattr(row, LINK) for row in there])
     gone += [row for row in there if getattr(row, LINK) in lost]
     if gone:
         raise SourceGone(gone)
 
 
 def _write(
-    target: ClaimTarget, fields: Sequence[AnyField], instances: Sequence[models.Model]
+    fields: Sequence[AnyField], held: HeldRows, sources: Sequence[models.Model] | None = None
 ) -> list[models.Model]:
-    """Write *fields* from the instances, many in a statement, and return those whose rows are not there."""
+    """Write *fields* from the rows, or their *sources*, many in a statement, and return those that are not there."""
+    target, instances = held.target, held.rows if sources is None else sources
     gone: list[models.Model] = []
     # Some columns may be inherited.
     for model in dict.fromkeys(field.model for field in fields):
@@ -186,11 +183,7 @@ def _remove(held: HeldRows) -> None:
     again for ever.
     """
     complete = scope.in_state(held.target.columns, Status.COMPLETE)
-    deleted = delete_locked(held.target, held.keys, complete)
-    if deleted != len(held.rows):
-        raise TaskClaimError(
-            f"Deleted {deleted} of {len(held.rows)} rows that were locked for it; rolled back."
-        )
+    delete_locked(held.target, held.keys, complete)
 
 
 def _copy(archive: type[models.Model], held: HeldRows) -> None:

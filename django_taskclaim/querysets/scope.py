@@ -174,8 +174,10 @@ class ClaimTarget(Target):
                     stored = SQL(self.dialect.now)
                 case Computed.ONE_MORE:
                     stored = SQL(f"{table.qualified(column)} + 1")
-                case _:
+                case datetime():
                     stored = table.bound(column, to)
+                case _:
+                    stored = SQL("%s", (to,))
             found.append(table.assign(column, stored))
         return found
 
@@ -320,12 +322,12 @@ def belongs_to_the_caller(connection: BaseDatabaseWrapper) -> bool:
     return not connection.get_autocommit()
 
 
-def refuse_transaction(connection: BaseDatabaseWrapper, what: str, or_else: str = "") -> None:
+def refuse_transaction(connection: BaseDatabaseWrapper, what: str) -> None:
     """Raise RuntimeError if a transaction of the caller's is open; *what* says why none may be."""
     if belongs_to_the_caller(connection):
         raise RuntimeError(
             f"{what}, but a transaction is open here (atomic(), ATOMIC_REQUESTS, or autocommit switched off). Call it"
-            f" outside, for example in a view with @transaction.non_atomic_requests.{or_else}"
+            f" outside, for example in a view with @transaction.non_atomic_requests."
         )
 
 

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from django.db import DatabaseError, models
-from django.db.models import Case, F, Q, When
+from django.db.models import Q
 from django.dispatch import Signal
 
 from django_taskclaim.claim import (
@@ -222,7 +222,7 @@ class Write:
     #: Whether the statement deletes the rows.
     deletes: bool = False
     #: What else belongs to the same transaction: each step is called with the rows of one statement, just written.
-    then: list[Callable[[HeldRows], None]] = field(default_factory=list)
+    then: list[Callable[[HeldRows], object]] = field(default_factory=list)
     #: What the instances show of it, where that is something else.
     shown: Columns | None = None
     #: How the verb ends the claims; None if they go on and the instances show no change.
@@ -387,11 +387,9 @@ class Renewed(NamedTuple):
     """What became of the rows of one renewal."""
 
     renewed: list[models.Model]
-    #: Locked by another transaction at that moment: neither renewed nor lost.
+    #: Neither renewed nor lost: others had them locked, or the database refuses to have some of them written.
     skipped: list[models.Model]
     lost: list[models.Model]
-    #: Not renewed, because the database refuses to have them, or some among them, written.
-    refused: list[models.Model]
 
 
 def renew_all(rows: object, lease: timedelta | None) -> int:
@@ -400,8 +398,7 @@ def renew_all(rows: object, lease: timedelta | None) -> int:
     outcome = renew(given, lease)
     for row in outcome.renewed:
         show([row], {claim_columns(type(row)).expires_at: models.DEFERRED})
-    # Skipped and refused rows are not lost.
-    known = set(map(id, [*outcome.renewed, *outcome.skipped, *outcome.refused]))
+    known = set(map(id, [*outcome.renewed, *outcome.skipped]))
     if len(known) < len(given.rows):
         raise_lost([row for row in given.rows if id(row) not in known], outcome.renewed)
     return len(outcome.renewed)
@@ -410,7 +407,7 @@ def renew_all(rows: object, lease: timedelta | None) -> int:
 def renew(given: Given, lease: timedelta | None = None) -> Renewed:
     """Extend the leases that stand, of rows of any database; by default for as long as they were asked for."""
     started = clock()
-    result = Renewed([], [], [], [])
+    result = Renewed([], [], [])
     try:
         for held in given.held:
             for asked in {lease or claim.lease for claim in held.claims}:
@@ -422,7 +419,7 @@ def renew(given: Given, lease: timedelta | None = None) -> Renewed:
                     for outcome in send_around(part.target, part.keys, extend, raises=False):
                         for key, name in outcome.items():
                             getattr(result, name).append(left.pop(key))
-                    result.refused.extend(left.values())
+                    result.skipped.extend(left.values())
     finally:
         # Each part is a transaction: an error in one takes nothing back of those before it.
         for claim in carried_claims(result.renewed):
@@ -578,16 +575,13 @@ def stop_everyone(
 
     Inside a caller's transaction it holds once that commits.
     """
-    end, holds = DatabaseLater(lasting), Q(until__gt=DatabaseNow(), paused_at__isnull=False)
+    end = DatabaseLater(lasting)
 
     @retry_on_contention(using=using)
     def store() -> None:
         row = Switch.row(throttle_scope(scope_of(model)), using)
         row.filter(Q(until=None) | Q(until__lt=end)).update(
-            paused_at=Case(When(holds, then=F("paused_at")), default=DatabaseNow()),
-            until=end,
-            reason=reason[:500],
-            by=by[:200],
+            paused_at=DatabaseNow(), until=end, reason=reason[:500], by=by[:200]
         )
 
     store()
