@@ -99,13 +99,7 @@ def _ran(run: list[HeldRow], counters: Counters) -> Ran:
     ran = Ran(completed=numbers["done"], failed=numbers["failed"], lost=numbers["lost"])
     ran.retrying = numbers["errors"] - ran.failed
     ran.released = len(run) - ran.total
-    for held in run:
-        ended = held.claim.how_ended()
-        if held.error is not None:
-            ran.errors.append(held.error)
-        elif ended is not None and ended.failure is not None:
-            # The handler has failed the row itself.
-            ran.errors.append(": ".join(filter(None, ended.failure)))
+    ran.errors = [held.error for held in run if held.error is not None]
     return ran
 
 
