@@ -25,7 +25,6 @@ from django_taskclaim.columns import (
     source_link,
 )
 from django_taskclaim.contention import Meaning, meaning_of
-from django_taskclaim.db.sql import real_name
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, first_line, format_duration, format_moment, listed
 from django_taskclaim.handlers import handler_for
@@ -82,7 +81,7 @@ def missing_tables(model: Model, alias: str) -> Findings:
         except DatabaseError as error:
             if meaning_of(error) is not Meaning.REFUSAL:
                 raise
-            text = f"The table {real_name(one._meta.db_table)} on {at!r} cannot be read"
+            text = f"The table {one._meta.db_table} on {at!r} cannot be read"
             found.setdefault(_how_to_make(one, at), f"{text}: {first_line(error)}.")
     yield from (checks.Error(text, command) for command, text in found.items())
 
@@ -125,18 +124,15 @@ def _missing_index(model: Model, alias: str) -> Findings:
     index = next((one for one in owner.indexes if isinstance(one, ClaimIndex)), None)
     if index is None:
         return
-    wanted = [
-        (real_name(owner.get_field(name).column), order or "ASC")
-        for name, order in index.fields_orders
-    ]
+    wanted = [(owner.get_field(name).column, order or "ASC") for name, order in index.fields_orders]
     # An index of any name that begins with these columns serves.
     if any(known[: len(wanted)] == wanted for known in server.indexes(target.table)):
         return
     with connections[alias].schema_editor(collect_sql=True, atomic=False) as editor:
         editor.add_index(target.columns.owner, index)
-    statements = "\n".join(map(real_name, editor.collected_sql))
+    statements = "\n".join(editor.collected_sql)
     yield checks.Error(
-        f"The table {real_name(owner.db_table)} has no index on {listed([name for name, _ in wanted])}: every claim"
+        f"The table {owner.db_table} has no index on {listed([name for name, _ in wanted])}: every claim"
         " reads and sorts all open rows.",
         "Create it (PostgreSQL, while the table is in use: CREATE INDEX CONCURRENTLY), or run makemigrations and"
         f" migrate:\n{statements}",
@@ -152,7 +148,7 @@ def _dead_rows(model: Model, alias: str) -> Findings:
     living, dead = server_for(connections[alias]).dead_rows(target.table)
     if dead >= TOO_MANY_DEAD and dead > living * 0.2:
         yield checks.Warning(
-            f"The table {real_name(target.columns.owner._meta.db_table)} has {dead:,} dead rows beside {living:,}"
+            f"The table {target.columns.owner._meta.db_table} has {dead:,} dead rows beside {living:,}"
             " living: each claim may read past many of them.",
             "Look for a transaction that still needs them (above), then VACUUM the table. docs/performance.md has"
             " settings that make a vacuum come sooner.",
@@ -322,12 +318,9 @@ def _contradictions(model: Model, alias: str) -> Findings:
 
     A running row without a lease counts as expired, and is put back as such.
     """
-    columns, quote = claim_columns(model), connections[alias].ops.quote_name
+    columns, table = claim_columns(model), ClaimTarget.of(model, alias).table
     held = [columns.claimed_by, columns.claimed_at, columns.expires_at]
-    table, status, iteration = (
-        quote(real_name(name))
-        for name in (columns.owner._meta.db_table, columns.status.column, columns.iteration.column)
-    )
+    iteration, status = map(table.column, (columns.iteration, columns.status))
     for states, fields in {
         (Status.OPEN, Status.PAUSED): held,
         (Status.COMPLETE, Status.FAILED): [columns.expires_at],
@@ -335,12 +328,12 @@ def _contradictions(model: Model, alias: str) -> Findings:
         is_set = Q(_connector=Q.OR, **{f"{field.name}__isnull": False for field in fields})
         rows: Any = ClaimQuerySet(columns.owner, using=alias)
         if found := rows.filter(in_state(columns, *states) & is_set).count():
-            names = [quote(real_name(field.column)) for field in fields]
+            names = [table.column(field) for field in fields]
             # No token of before stands afterwards.
             changes = [f"{iteration} = {iteration} + 1", *(f"{name} = NULL" for name in names)]
             yield checks.Error(
                 f"{counted(found, 'row')} of {model._meta.label} {' or '.join(states)} with a holder or a lease:"
                 " something other than a verb wrote there.",
-                f"UPDATE {table} SET {', '.join(changes)} WHERE {status} IN ('{states[0]}', '{states[1]}')"
+                f"UPDATE {table.name} SET {', '.join(changes)} WHERE {status} IN ('{states[0]}', '{states[1]}')"
                 f" AND ({' OR '.join(f'{name} IS NOT NULL' for name in names)});",
             )

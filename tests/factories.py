@@ -19,7 +19,6 @@ from tests.testapp.models import (
     HiddenRows,
     OrderedByForeignKey,
     Parent,
-    PercentNames,
     Photo,
     PhotoProxy,
     PrefixedOwnStatus,
@@ -29,7 +28,7 @@ from tests.testapp.models import (
 )
 
 #: The shapes that differ most: in their claim columns, their names, their keys, and the tables that these are on.
-DIFFERENT: list[type[models.Model]] = [Photo, ClaimOnly, PrefixedOwnStatus, PercentNames]
+DIFFERENT: list[type[models.Model]] = [Photo, ClaimOnly, PrefixedOwnStatus]
 DIFFERENT += [UuidKey, CompositeKey, Child, ChildOwnsClaim]
 
 #: Every shape of a claimable model; a behaviour that holds for one holds for all.

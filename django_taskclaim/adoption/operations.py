@@ -19,7 +19,6 @@ from django.db.migrations.state import ProjectState as State
 from django.db.models import NOT_PROVIDED
 
 from django_taskclaim.contention import retry_on_contention
-from django_taskclaim.db.sql import real_name
 from django_taskclaim.fields import AnyField, StatusField
 from django_taskclaim.states import Status
 
@@ -159,7 +158,7 @@ class MySQLTable(LiveTable):
     how: ClassVar = [("ALGORITHM=INSTANT", ())]
 
     def _missing(self, fields: Sequence[AnyField]) -> Sequence[AnyField]:
-        look, table = self.connection.introspection, real_name(self.model._meta.db_table)
+        look, table = self.connection.introspection, self.model._meta.db_table
         with self.connection.cursor() as cursor:
             there = {one.name for one in look.get_table_description(cursor, table)}
         return [one for one in fields if one.column not in there]
@@ -170,7 +169,7 @@ class MySQLTable(LiveTable):
         return definition.replace("ADD", "MODIFY", 1), params
 
     def add_index(self, index: models.Index) -> None:
-        look, table = self.connection.introspection, real_name(self.model._meta.db_table)
+        look, table = self.connection.introspection, self.model._meta.db_table
         with self.connection.cursor() as cursor:
             if not self.editor.collect_sql and index.name in look.get_constraints(cursor, table):
                 return

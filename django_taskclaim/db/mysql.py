@@ -30,7 +30,6 @@ from django_taskclaim.db.sql import (
     Raw,
     Rows,
     Values,
-    real_name,
     sql,
     value,
 )
@@ -139,14 +138,14 @@ class MySQL(Dialect):
 
     def _index_of_key(self, columns: KeyColumns) -> str:
         """Return the index that leads to the rows of a table that Django has not made; NotSupportedError for none."""
-        name, key = real_name(columns.owner._meta.db_table), [field.column for field in columns.key]
+        name, key = columns.owner._meta.db_table, [str(field.column) for field in columns.key]
         with self.connection.cursor() as cursor:
             found = self.connection.introspection.get_constraints(cursor, name)
         for index, facts in found.items():
-            if facts["index"] and [*facts["columns"]][: len(key)] == [*map(real_name, key)]:
-                return self.connection.ops.quote_name(index.replace("%", "%%"))
+            if facts["index"] and [*facts["columns"]][: len(key)] == key:
+                return self.connection.ops.quote_name(index)
         raise NotSupportedError(
-            f"The table {name} has no index on {', '.join(map(str, key))}, so all rows are locked to find one."
+            f"The table {name} has no index on {', '.join(key)}, so all rows are locked to find one."
         )
 
     def claim(self, statement: ClaimStatement, values: Values) -> list[ClaimedRow]:

@@ -1,8 +1,7 @@
 """SQL text for one table on one connection, and the statements of a verb over rows that are found by their keys.
 
-Names are quoted as Django quotes them and every statement is sent with parameters, so a ``%`` in a name means what
-it means in Django's own statements. Nothing is decided here: a statement is sent, and the rows that it touched are
-reported.
+Names are quoted as Django quotes them, and every statement is sent with parameters. Nothing is decided here: a
+statement is sent, and the rows that it touched are reported.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -95,12 +94,6 @@ def sql(template: str, *pieces: "SQL | str") -> SQL:
 def value(bound: object) -> SQL:
     """Return a bound value as a piece of a statement."""
     return SQL("%s", (bound,))
-
-
-def real_name(name: str | None) -> str:
-    """Return a table's or column's name as the database knows it; Django's statements double each ``%``."""
-    assert name is not None, "every field of a table has a column"
-    return name.replace("%%", "%")
 
 
 def unqualified(name: str) -> str:

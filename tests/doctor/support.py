@@ -49,11 +49,10 @@ def indexes_advised(model: Any) -> list[str]:
 
 
 def drop_index(model: Any, name: str) -> None:
-    # By hand: Django's own remove_index stumbles over a % in the table's name.
     quoted = connection.ops.quote_name(name)
     table = f" ON {table_of(owner_of(model))}" if connection.vendor == "mysql" else ""
     with connection.cursor() as cursor:
-        cursor.execute(f"DROP INDEX {quoted}{table}".replace("%%", "%"))
+        cursor.execute(f"DROP INDEX {quoted}{table}")
 
 
 def claim_index(model: Any) -> ClaimIndex:
@@ -102,4 +101,4 @@ def count(model: Any) -> None:
     """Refresh the statistics, where the database plans with them by itself."""
     if connection.vendor != "sqlite":
         word = "ANALYZE TABLE" if connection.vendor == "mysql" else "ANALYZE"
-        send(f"{word} {table_of(owner_of(model))}".replace("%%", "%"))
+        send(f"{word} {table_of(owner_of(model))}")

@@ -129,7 +129,7 @@ def table_of(model: Any, using: str = "default") -> str:
 
 
 def execute(statement: str, params: Any = (), using: str = "default") -> int:
-    """Send a statement as any client of the database may; names keep their doubled percent signs."""
+    """Send a statement as any client of the database may."""
     with connections[using].cursor() as cursor:
         cursor.execute(statement, tuple(params))
         return int(cursor.rowcount)

@@ -51,7 +51,7 @@ def explaining(
 ) -> Iterator[dict[str, list[str]]]:
     """Explain what is sent with *which* words on a connection that is opened meanwhile; yields it with its faults."""
     found: dict[str, list[str]] = {}
-    table = owner_of(model)._meta.db_table.strip('"`').replace("%%", "%")
+    table = owner_of(model)._meta.db_table.strip('"`')
     word = "EXPLAIN" if getattr(connection, "mysql_is_mariadb", False) else WORDS[connection.vendor]
 
     def explain(execute: Any, text: str, params: Any, many: bool, context: Any) -> Any:

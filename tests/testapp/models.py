@@ -113,21 +113,6 @@ class ReservedWords(TaskMixin, Payload):
         db_table = "order"
 
 
-class PercentNames(TaskMixin, Payload):
-    """A legacy table "per%cent" with a column "no%te" and a column "%s".
-
-    Django puts names into SQL that it formats afterwards, so such names are written with two percent
-    signs, and no migration can create the table: Django executes its DDL without formatting.
-    """
-
-    note = models.TextField(blank=True, default="", db_column="no%%te")
-    counter = models.IntegerField(default=0, db_column="%%s")
-
-    class Meta:
-        managed = False
-        db_table = "per%%cent"
-
-
 class AModelWhoseNameIsLongerThanAnyDatabaseAcceptsForATableOrAnIndexName(TaskMixin, Payload):
     """Django shortens its table name, and index names have 30 characters for any name of the class."""
 

@@ -13,7 +13,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.db import NotSupportedError, OperationalError
 
 from django_taskclaim.db.base import Dialect
-from django_taskclaim.db.sql import SQL, Table, real_name, sql
+from django_taskclaim.db.sql import SQL, Table, sql
 from django_taskclaim.states import Status
 
 
@@ -64,8 +64,9 @@ class Server:
     def indexes(self, table: Table) -> list[list[tuple[str, str]]]:
         """Return the columns of each index, each with ``ASC`` or ``DESC``."""
         with self.connection.cursor() as cursor:
-            name = real_name(table.model_table)
-            found = self.connection.introspection.get_constraints(cursor, name).values()
+            found = self.connection.introspection.get_constraints(
+                cursor, table.model_table
+            ).values()
         columns = [(one["columns"], one.get("orders")) for one in found if one["index"]]
         return [
             list(zip(names, orders or ["ASC"] * len(names), strict=True))

@@ -9,7 +9,7 @@ from django.core.checks import CheckMessage
 from django.db import DatabaseError, NotSupportedError
 
 from django_taskclaim.db.mysql import changed_setting, is_mariadb
-from django_taskclaim.db.sql import SQL, Table, real_name, sql
+from django_taskclaim.db.sql import SQL, Table, sql
 from django_taskclaim.monitoring.server.base import Server, message
 
 #: CLIENT_FOUND_ROWS of the client library: an UPDATE counts the rows it found, changed or not.
@@ -74,14 +74,13 @@ class MySQLServer(Server):
             yield from self._table_faults(table)
 
     def _table_faults(self, table: Table) -> Iterator[CheckMessage]:
-        field = table.columns.claimed_by
-        quoted, name = real_name(table.name), real_name(table.model_table)
+        field, name = table.columns.claimed_by, table.model_table
         found = self.ask(
             "SELECT t.ENGINE, c.COLLATION_NAME FROM information_schema.TABLES t"
             " LEFT JOIN information_schema.COLUMNS c ON c.TABLE_SCHEMA = t.TABLE_SCHEMA"
             " AND c.TABLE_NAME = t.TABLE_NAME AND c.COLUMN_NAME = %s"
             " WHERE t.TABLE_SCHEMA = DATABASE() AND t.TABLE_NAME = %s",
-            real_name(field.column),
+            field.column,
             name,
         )
         engine, collation = found[0] if found else (None, None)
@@ -89,7 +88,7 @@ class MySQLServer(Server):
             yield message(
                 "E102",
                 f"The table {name} is kept by {engine}, which has neither transactions nor row locks.",
-                f"ALTER TABLE {quoted} ENGINE = InnoDB;",
+                f"ALTER TABLE {table.name} ENGINE = InnoDB;",
             )
         if collation and not collation.endswith(EXACT):
             meant = field.db_parameters(self.connection)
@@ -97,7 +96,7 @@ class MySQLServer(Server):
                 "E103",
                 f"Holders in {field.model._meta.db_table}.{field.column} are compared by {collation}, which takes"
                 " different names for the same (user:Bob for user:bob, or one with a space at its end).",
-                f"ALTER TABLE {quoted} MODIFY {real_name(table.column(field))} {meant['type']} CHARACTER SET utf8mb4"
+                f"ALTER TABLE {table.name} MODIFY {table.column(field)} {meant['type']} CHARACTER SET utf8mb4"
                 f" COLLATE {meant['collation']} NULL;",
             )
 

@@ -9,7 +9,7 @@ from django.core.checks import CheckMessage
 from django.db import transaction
 
 from django_taskclaim.db.postgresql import configured_isolation
-from django_taskclaim.db.sql import SQL, Table, real_name, sql
+from django_taskclaim.db.sql import SQL, Table, sql
 from django_taskclaim.monitoring.server.base import Server, message
 
 #: How many rows a step gives, as EXPLAIN writes it.
@@ -34,7 +34,7 @@ class PostgreSQLServer(Server):
             " CROSS JOIN unnest(i.indkey, i.indoption) WITH ORDINALITY part(number, option, place)"
             " LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = part.number"
             " WHERE i.indrelid = to_regclass(%s) AND i.indisvalid GROUP BY i.indexrelid",
-            real_name(table.name),
+            table.name,
         )
         return [list(zip(names, orders, strict=True)) for names, orders in found]
 
@@ -69,7 +69,7 @@ ORDER BY xact_start LIMIT 1
             "SELECT COALESCE(SUM(n_live_tup), 0), COALESCE(SUM(n_dead_tup), 0) FROM pg_stat_all_tables,"
             " to_regclass(%s) named WHERE relid = named"
             " OR relid IN (SELECT relid FROM pg_partition_tree(named))",
-            real_name(table.name),
+            table.name,
         )
         return int(living), int(dead)
 

@@ -14,7 +14,6 @@ from django.db import connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from tests.companions.app.apps import empty_tables
-from tests.testapp.models import PercentNames
 
 #: Made by ``migrate`` and by every flush of Django's: the same rows each time.
 KEPT = (ContentType, Permission)
@@ -57,9 +56,7 @@ def filled(connection: BaseDatabaseWrapper) -> list[str]:
     """Return the tables that have rows, but for those that are kept."""
     kept = {model._meta.db_table for model in KEPT}
     names = connection.introspection.django_table_names(only_existing=True, include_views=False)
-    # Its name is spelled as statements with parameters need it.
-    percent = PercentNames._meta.db_table.replace("%%", "%")
-    tables = sorted({*names, percent} - kept)
+    tables = sorted(set(names) - kept)
     questions = ", ".join(
         f"EXISTS (SELECT 1 FROM {connection.ops.quote_name(table)})" for table in tables
     )
