@@ -1,7 +1,7 @@
 """What the control page and the admin read of the control app's tables."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,18 +11,13 @@ from django.db import models
 from django_taskclaim import conf
 from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, is_on
 from django_taskclaim.fields import as_utc
-from django_taskclaim.tables import EVERY_MODEL, WorkerProcess, scope_of
+from django_taskclaim.tables import EVERY_MODEL, scope_of
 from django_taskclaim.worker.counters import Counts
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 #: What is older than AGE_OF_MINUTES is kept, and shown, in slots as long as this.
 TEN_MINUTES = timedelta(minutes=10)
 AGE_OF_MINUTES = timedelta(hours=1)
-
-#: The rate of a process is averaged over so long, and up to a minute more.
-LATELY = timedelta(minutes=4)
-#: … and over so long at least: a process writes about as often.
-LEAST = timedelta(seconds=5)
 
 
 @dataclass(slots=True)
@@ -74,22 +69,6 @@ def slots(written: Sequence[ThroughputMinute], now: datetime, span: timedelta) -
         if slot := found.get(slot_start(as_utc(row.at), width)):
             slot.counts.update(row.counts)
     return list(found.values())
-
-
-def rates(
-    written: Sequence[ThroughputMinute], living: Iterable[WorkerProcess], now: datetime
-) -> dict[str, float]:
-    """Return rows a second of each living process over the last minutes, or since it began."""
-    since = slot_start(now - LATELY, MINUTE)
-    done: Counter[str] = Counter()
-    for row in written:
-        if as_utc(row.at) >= since:
-            done[row.process] += row.counts.get("done", 0)
-    return {
-        worker.name: done[worker.name]
-        / max(LEAST, now - max(since, as_utc(worker.started_at))).total_seconds()
-        for worker in living
-    }
 
 
 def slot_start(moment: datetime, width: timedelta) -> datetime:

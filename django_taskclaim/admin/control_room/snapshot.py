@@ -25,7 +25,7 @@ from django_taskclaim.columns import has_ranges
 from django_taskclaim.completion import Clear
 from django_taskclaim.control import reading
 from django_taskclaim.control.actions import PAUSE, RESET, RESUME, WORKER_COMMANDS
-from django_taskclaim.control.models import OperatorAct, ThroughputMinute, is_on
+from django_taskclaim.control.models import OperatorAct, is_on
 from django_taskclaim.control.reading import DAY, HOUR, Slot
 from django_taskclaim.doctor import reasons
 from django_taskclaim.fields import as_utc
@@ -99,9 +99,8 @@ class Snapshot:
     #: Whether the time was up before everything was read.
     is_late: bool = False
     seen: Overview | None = None
-    #: Minute by minute, and rows a second of each living process, where they are written down.
+    #: Minute by minute, where they are written down.
     hour: list[Slot] = field(default_factory=list)
-    rates: dict[str, float] = field(default_factory=dict)
     # On the page of the model alone
     findings: list[CheckMessage] | None = None
     ranges: RowCounts | None = None
@@ -122,7 +121,7 @@ class Snapshot:
         self.running = longest_running(rows, seen.now, RUNNING)
         if is_on(alias):
             minutes = reading.minutes(model, using=alias, since=seen.now - max(span, DAY))
-            self.take(seen, minutes)
+            self.hour = reading.slots(minutes, seen.now, HOUR)
             self.acts = reading.acts(model, using=alias, limit=ACTS)
             known = reading.known_failures(model, using=alias)
             for group in self.failed.groups:
@@ -130,11 +129,6 @@ class Snapshot:
             self.chart = chart(reading.slots(minutes, seen.now, span), self.acts)
             self.forecast = forecast(seen, self.hour, reading.slots(minutes, seen.now, DAY))
         return True
-
-    def take(self, seen: Overview, minutes: Sequence[ThroughputMinute]) -> None:
-        """Keep how fast the model is."""
-        self.hour = reading.slots(minutes, seen.now, HOUR)
-        self.rates = reading.rates(minutes, seen.living, seen.now)
 
 
 def snapshot_of(model: type[models.Model], alias: str, rows: Rows, span: timedelta) -> Snapshot:
@@ -165,7 +159,8 @@ def _read_cards(found: Mapping[type[models.Model], Snapshot], alias: str) -> boo
         written = reading.minutes(*found, using=alias, since=seen.now - HOUR)
         for model, one in found.items():
             if one.seen:
-                one.take(one.seen, [row for row in written if row.model == scope_of(model)])
+                mine = [row for row in written if row.model == scope_of(model)]
+                one.hour = reading.slots(mine, one.seen.now, HOUR)
     return True
 
 
@@ -264,7 +259,6 @@ def worker_lines(known: Snapshot, *, sees_all: bool) -> list[dict[str, Any]]:
                 "worker": worker,
                 "command": WORKER_COMMANDS[worker.command].done if worker.command else "",
                 "error": worker.last_error if sees_error else worker.last_error.partition(": ")[0],
-                "rate": known.rates.get(worker.name),
                 "holder": holders.get(worker.name),
             }
         )
@@ -306,6 +300,12 @@ def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
     )
 
 
+def average_rate(slots: Sequence[Slot]) -> float:
+    """Return rows a second, on average of the slots in which rows were tried, but for those in which that began."""
+    rates = [slot.rate for before, slot in pairwise(slots) if before.tries and slot.tries]
+    return fmean(rates or [0.0])
+
+
 def forecast(seen: Overview, hour: Sequence[Slot], day: Sequence[Slot]) -> str:
     """Return about how long the rest will take, as fast as it went in the last slots in which rows were worked on.
 
@@ -316,11 +316,9 @@ def forecast(seen: Overview, hour: Sequence[Slot], day: Sequence[Slot]) -> str:
     rests = seen.pause is not None or not seen.living or not progress.left
     if rests or is_early or isinstance(completion, Clear):
         return ""
-    # Of ten minutes, else of an hour, else of a day. The last slot is not over yet, and work did not fill the one in
-    # which it began; those without a try, such as a night of pause, do not count.
+    # Of ten minutes, else of an hour, else of a day. The last slot is not over yet.
     for slots in (hour[-11:-1], hour[:-1], day[:-1]):
-        rates = [slot.rate for before, slot in pairwise(slots) if before.tries and slot.tries]
-        if any(rates):
-            left = timedelta(seconds=min(progress.left / fmean(rates), 3e9))
+        if rate := average_rate(slots):
+            left = timedelta(seconds=min(progress.left / rate, 3e9))
             return _("about %(time)s left") % {"time": format_duration(left)}
     return ""
