@@ -127,11 +127,6 @@ class Policy:
         return self.own_lease or conf.duration("LEASE")
 
     @property
-    def renewal_interval(self) -> timedelta:
-        """How often a living worker renews a lease, and how long a reaper waits for that."""
-        return self.lease / RENEWALS_PER_LEASE
-
-    @property
     def max_attempts(self) -> int:
         return self.own_max_attempts or int(conf.setting("MAX_ATTEMPTS"))
 

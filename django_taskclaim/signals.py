@@ -5,7 +5,8 @@ Each is sent with ``sender`` (the model class), ``rows`` (the instances) and ``u
 stops nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
@@ -46,7 +47,8 @@ def send_after_commit(
         return
     connection = connections[using]
     if connection.in_atomic_block or connection.get_autocommit():
-        after_commit(using, lambda: signal.send_robust(sender=model, using=using, **facts))
+        send = partial(signal.send_robust, sender=model, using=using, **facts)
+        transaction.on_commit(send, using=using, robust=True)
 
 
 def send_of_rows(signal: Signal, rows: Iterable[models.Model], **facts: Any) -> None:
@@ -60,11 +62,3 @@ def send_of_rows(signal: Signal, rows: Iterable[models.Model], **facts: Any) -> 
         groups.setdefault((type(row), alias), []).append(row)
     for (model, alias), same in groups.items():
         send_after_commit(signal, model, alias, rows=same, **facts)
-
-
-def after_commit(using: str, call: Callable[[], object]) -> None:
-    """Make the *call* once the current transaction has committed; at once where there is none that Django knows of."""
-    if connections[using].in_atomic_block:
-        transaction.on_commit(call, using=using, robust=True)
-    else:
-        call()

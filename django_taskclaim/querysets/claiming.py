@@ -415,7 +415,7 @@ def _claim_chosen(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
         rows = _claim_keys(call, scan, keys)
         chooser.forget(set(keys).difference(row.key for row in rows))
         claimed += rows
-        if call.goes_around and _met_many(call):
+        if _met_many(call):
             break
     return claimed
 
@@ -433,17 +433,11 @@ def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key]) -> list[Claime
 
     def claim_part(part: Sequence[Key]) -> list[ClaimedRow]:
         statement = _prepare(call, scan, found.filter(pk__in=part), simple=False)
-        return _send(call, statement, len(part), scan)
-
-    def claim_some(part: Sequence[Key]) -> list[ClaimedRow]:
-        return run(call.target, partial(claim_part, part))
+        return run(call.target, partial(_send, call, statement, len(part), scan))
 
     for part in call.target.dialect.chunks(keys, call.target.table):
-        if call.goes_around:
-            for some in isolating.send_around(call.target, part, claim_some, raises=False):
-                rows += some
-        else:
-            rows += claim_part(part)
+        for some in isolating.send_around(call.target, part, claim_part, raises=False):
+            rows += some
     return rows
 
 

@@ -226,7 +226,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         a protected row refers to one of these; the chunks before are gone then.
         """
         age = conf.DURATION.check(older_than, "older_than")
-        return operating.in_chunks(self, operating.Prune(age), limit, progress)
+        return operating.in_chunks(self, operating.Delete(age), limit, progress)
 
     def delete_failed(self, *, limit: int | None = None, progress: Progressed | None = None) -> int:
         """Delete failed rows of any age, as ``prune`` deletes complete ones, and return how many."""

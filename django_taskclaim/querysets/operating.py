@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from django.db import models
+from django.db import models, transaction
 from django.db.models import Max, Q
 from django.db.models.deletion import Collector
 
@@ -36,7 +36,6 @@ from django_taskclaim.querysets.isolating import send_around, without_refused
 from django_taskclaim.querysets.scope import ClaimTarget, Columns, Rows, run
 from django_taskclaim.querysets.writes import Write, store_text
 from django_taskclaim.signals import (
-    after_commit,
     rows_acted_on,
     rows_expired,
     rows_handed_over,
@@ -319,24 +318,29 @@ def delete_locked(target: ClaimTarget, keys: Sequence[Key], condition: Q) -> int
     return by_model.get(target.model._meta.label, 0)
 
 
+@dataclass(frozen=True)
 class Delete(BulkVerb):
-    """Deletes rows that have failed."""
+    """Deletes rows that have failed, or with *older_than* those that have been complete for so long."""
 
-    #: What the signal calls it.
-    act = "deleted"
+    older_than: timedelta | None = None
 
     def condition(self, target: ClaimTarget) -> Q:
         """Of ranges the last one stays: what is planned next begins where it ends, or all over again."""
-        found = self.ended(target)
+        columns = target.columns
+        found = scope.in_state(columns, Status.FAILED)
+        if self.older_than is not None:
+            if columns.completed_at is None:
+                raise TypeError(
+                    f"{target.model.__name__} has no completed_at, so nobody knows how long its rows have been"
+                    " complete; add CompletedAtMixin."
+                )
+            ended = {f"{columns.completed_at.name}__lt": DatabaseLater(-self.older_than)}
+            found = scope.in_state(columns, Status.COMPLETE) & Q(**ended)
         if not has_ranges(target.model):
             return found
         # Read first, since MySQL cannot delete by a subquery on the same table. Later ranges stand behind it.
         last = target.rows.aggregate(last=Max("position"))["last"]
         return found if last is None else found & Q(position__lt=last)
-
-    def ended(self, target: ClaimTarget) -> Q:
-        """Return the rows that it deletes, ranges or not."""
-        return scope.in_state(target.columns, Status.FAILED)
 
     def write(self, target: ClaimTarget, rows: list[LockedRow], outcome: str) -> int:
         keys, condition = [row.key for row in rows], self.condition(target)
@@ -344,27 +348,9 @@ class Delete(BulkVerb):
         parts = [[key] for key in keys] if target.dialect.walks_small_tables else [keys]
         gone = sum(delete_locked(target, part, condition) for part in parts)
         if gone:
-            send_after_commit(rows_acted_on, target.model, target.alias, keys=keys, act=self.act)
+            facts = {"keys": keys, "act": "deleted" if self.older_than is None else "pruned"}
+            send_after_commit(rows_acted_on, target.model, target.alias, **facts)
         return gone
-
-
-@dataclass(frozen=True)
-class Prune(Delete):
-    """Deletes rows that have been complete for long."""
-
-    older_than: timedelta
-    act = "pruned"
-
-    def ended(self, target: ClaimTarget) -> Q:
-        """Return complete rows that are old enough; without a ``completed_at`` nobody knows how old a row is."""
-        columns = target.columns
-        if columns.completed_at is None:
-            raise TypeError(
-                f"{target.model.__name__} has no completed_at, so nobody knows how long its rows have been complete;"
-                " add CompletedAtMixin."
-            )
-        ended = {f"{columns.completed_at.name}__lt": DatabaseLater(-self.older_than)}
-        return scope.in_state(columns, Status.COMPLETE) & Q(**ended)
 
 
 # Claims whose lease has ended
@@ -424,7 +410,7 @@ class ReleaseExpired(BulkVerb):
         extra = {"event": "expired", "outcome": outcome, "model": label, "rows": written}
         extra["keys"] = [str(key) for key in keys]
         log = partial(logger.log, level, "%s of %s expired: %s", *what, extra=extra)
-        after_commit(target.alias, log)
+        transaction.on_commit(log, using=target.alias, robust=True)
         return written
 
 

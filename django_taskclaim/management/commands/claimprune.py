@@ -23,7 +23,7 @@ from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import PRUNE
 from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.management.base import Model, RowsCommand, UsageError, duration
-from django_taskclaim.querysets.operating import Prune
+from django_taskclaim.querysets.operating import Delete
 from django_taskclaim.querysets.scope import ClaimTarget
 
 
@@ -36,7 +36,7 @@ class Command(RowsCommand):
     def handle(self, *, older_than: timedelta, **options: Any) -> None:
         ((model, alias),) = self.where
         try:
-            old = Prune(older_than).condition(ClaimTarget.of(model, alias))
+            old = Delete(older_than).condition(ClaimTarget.of(model, alias))
         except TypeError as error:
             raise UsageError(str(error)) from error
         which = f"complete, for more than {format_duration(older_than)}"
