@@ -213,7 +213,9 @@ _default = cache(_checked)
 
 def is_given(name: str) -> bool:
     """Say whether the project has set one key of ``TASKCLAIM``."""
-    return name in getattr(settings, SETTING, {})
+    given = getattr(settings, SETTING, {})
+    # E001 reports what is no dictionary.
+    return isinstance(given, Mapping) and name in given
 
 
 #: ``setting``, for one that is a duration.

@@ -6,7 +6,6 @@ else.
 
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.dispatch import Signal
 
@@ -61,16 +60,11 @@ def _write(sender: Any, signal: Signal, using: str, **facts: Any) -> None:
 
 
 def listen(**changed: object) -> None:
-    """Write down failures from now on, and every change if the history of any model is switched on."""
+    """Write down failures from now on, and every change if the project names models."""
     if changed and changed["setting"] != conf.SETTING:
         return
-    try:
-        named = conf.setting("HISTORY")
-    except ImproperlyConfigured:
-        # E001 reports it.
-        named = ()
     for signal in EVENTS:
-        is_kept = named or signal is signals.rows_failed
+        is_kept = conf.is_given("HISTORY") or signal is signals.rows_failed
         (signal.connect if is_kept else signal.disconnect)(_write, dispatch_uid=__name__)
 
 

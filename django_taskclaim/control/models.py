@@ -62,9 +62,6 @@ class ThroughputMinute(models.Model):
     #: As ``worker.counters`` names them.
     counts = models.JSONField(default=dict)
 
-    #: Of the process that counts: what is stored of it is older.
-    unwritten = False
-
     class Meta:
         app_label = LABEL
         db_table = "taskclaim_throughput"

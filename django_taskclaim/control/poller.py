@@ -12,7 +12,6 @@ from typing import Any
 from django.db import connections, models
 
 from django_taskclaim import conf
-from django_taskclaim.claim import clock
 from django_taskclaim.control.models import ClaimEvent, OperatorAct, ThroughputMinute, is_on
 from django_taskclaim.control.reading import AGE_OF_MINUTES, MINUTE, TEN_MINUTES, slot_start
 from django_taskclaim.db import DatabaseLater, dialect_for
@@ -24,7 +23,7 @@ from django_taskclaim.worker.service import PRUNE_EVERY, Duty, Service, in_piece
 
 #: Seconds between two looks for commands; five are promised.
 LOOK_EVERY = 3.5
-#: Seconds between two rounds of writing what was done, if anything was.
+#: Seconds between two rounds of writing what was done, in a minute in which anything was.
 WRITE_EVERY = 5.0
 
 #: The tables whose rows are kept as long as the setting RETENTION says.
@@ -53,8 +52,6 @@ class Poller:
         self.service = service
         self.using = service.options.using
         self.process = service.process
-        #: The database's time when ``clock()`` was zero; None until it was asked.
-        self._at_zero: datetime | None = None
         #: By model and minute, what is counted in the present minute, and what is still to be stored of earlier ones.
         self._minutes: dict[tuple[str, datetime], ThroughputMinute] = {}
 
@@ -73,21 +70,16 @@ class Poller:
     # Throughput
 
     def write(self) -> bool:
-        """Store what has changed, and say whether anything has."""
-        if self._at_zero is None:
-            self._at_zero = database_time(self.using) - timedelta(seconds=clock())
-        minute = slot_start(self._at_zero + timedelta(seconds=clock()), MINUTE)
+        """Store what was counted in this minute, and what is left of earlier ones."""
+        minute = slot_start(database_time(self.using), MINUTE)
         for model, counts in self.service.counters.take().items():
             fresh = ThroughputMinute(model=scope_of(model), at=minute, process=self.process)
-            one = self._minutes.setdefault((fresh.model, minute), fresh)
-            one.add(counts)
-            one.unwritten = True
-        unwritten = [one for one in self._minutes.values() if one.unwritten]
-        for one in unwritten:
+            self._minutes.setdefault((fresh.model, minute), fresh).add(counts)
+        for one in self._minutes.values():
             self._store(one)
         # What is counted from now on belongs to another minute.
         self._minutes = {place: one for place, one in self._minutes.items() if one.at >= minute}
-        return bool(unwritten)
+        return True
 
     def _store(self, one: ThroughputMinute) -> None:
         """Write totals, so that a statement that was sent twice does no harm."""
@@ -96,7 +88,7 @@ class Poller:
         # One that has gone was added up by others, after a long outage; to store it again would count it twice.
         if one._state.adding and not is_stored:
             one.save(using=self.using, force_insert=True)
-        one.unwritten = one._state.adding = False
+        one._state.adding = False
 
 
 def _drain(service: Service) -> None:

@@ -49,10 +49,8 @@ class Slot:
 
 def minutes(*of: type[models.Model], using: str, since: datetime) -> list[ThroughputMinute]:
     """Return the minutes of these models that worker processes have written since then, oldest first."""
-    rows = ThroughputMinute.objects.using(using).filter(
-        model__in=map(scope_of, of), at__gte=slot_start(since, HOUR)
-    )
-    return list(rows.order_by("at", "id"))
+    rows = ThroughputMinute.objects.using(using).filter(model__in=map(scope_of, of))
+    return list(rows.filter(at__gte=slot_start(since, HOUR)).order_by("at", "id"))
 
 
 def slots(written: Sequence[ThroughputMinute], now: datetime, span: timedelta) -> list[Slot]:
