@@ -13,9 +13,7 @@ from django_taskclaim.columns import (
     LINK,
     as_claimed,
     claim_columns,
-    has_claim_columns,
     is_claimable,
-    is_companion,
     source_link,
 )
 from django_taskclaim.completion import Clear, Mark
@@ -32,44 +30,39 @@ Said: TypeAlias = list[BaseException | str | None]
 UNMENTIONED = "The batch handler said nothing about this row."
 
 
-def of_answer(rows: Sequence[models.Model], answer: object) -> Said:
+def of_answer(rows: Sequence[models.Model], answer: object, *, by_source: bool) -> Said:
     """Return what a batch handler's *answer* says of each row: None for done, else what went wrong.
 
     The answer is a mapping from rows or their keys to outcomes, or an iterable of rows and keys
     that are done and of pairs of a row and its outcome. An outcome is None for done, or an exception. A row that is
-    not mentioned has failed. Where the handler got the sources of the rows, it names those, or their keys. Raises
-    TypeError for an answer that is nothing of the kind.
+    not mentioned has failed. *by_source* says that the handler got the sources of the rows, and names those, or their
+    keys. Raises TypeError for an answer that is nothing of the kind.
     """
     said = {_name(row): outcome for row, outcome in _pairs(answer)}
     return [
-        _outcome(next((said[name] for name in _names(row) if name in said), UNMENTIONED))
+        _outcome(next((said[one] for one in _names(row, by_source) if one in said), UNMENTIONED))
         for row in rows
     ]
 
 
-def _names(row: models.Model) -> tuple[object, ...]:
-    """Return what an answer may call the row by: its claim, its key, and its source's if it is a companion."""
-    if not is_companion(type(row)):
-        return claim_of(row) or row, _key(row)
-    key = source_link(type(row)).key_of(row)
-    return claim_of(row) or row, _key(row), key if len(key) > 1 else key[0]
+def _names(row: models.Model, by_source: bool) -> tuple[object, ...]:
+    """Return what an answer may call the row by: its claim, for any instance that carries it, and its key."""
+    claim, kind = claim_of(row), type(row)
+    # A handler may have deleted the row since, or saved its instance as another row.
+    key = row.pk if claim is None else claim.pk
+    if by_source:
+        link = source_link(kind)
+        first, *more = link.key_of(row)
+        kind, key = link.source, (first, *more) if more else first
+    return claim or row, key, (kind._meta.concrete_model, key)
 
 
 def _name(given: object) -> object:
     """Return the name of what a handler answers: an instance that it got, one that it has read itself, or a key."""
     if not isinstance(given, models.Model):
         return given
-    return claim_of(as_claimed(given)) or _key(given)
-
-
-def _key(row: models.Model) -> object:
-    """Return the key that the row was claimed under; a handler may have deleted it since."""
-    if not has_claim_columns(type(row)):
-        return row.pk
-    claim = claim_of(row)
-    key = claim_columns(type(row)).key_of(row) if claim is None else claim.pk
-    # It may also be the key of another's source.
-    return (LINK, key) if is_companion(type(row)) else key
+    # The model as well: a companion's key may be that of another's source.
+    return claim_of(as_claimed(given)) or (given._meta.concrete_model, given.pk)
 
 
 def _pairs(answer: object) -> Iterable[tuple[object, object]]:

@@ -76,15 +76,13 @@ def test_a_batch_handler_answers_by_the_keys_of_its_sources(handled: Handled) ->
     assert states == {keys[0]: "complete", keys[1]: "failed"}
 
 
-def test_a_batch_handler_answers_by_companions_that_it_has_read(handled: Handled) -> None:
-    """A key of a companion is not taken for a source's."""
+def test_the_key_of_a_companion_is_not_taken_for_that_of_a_source(handled: Handled) -> None:
     one, two = Task.objects.create(), Task.objects.create()
     for source, key in ((one, two.pk), (two, one.pk)):
         TaskAudit.objects.create(pk=key, source=source, only=str(key))
     handled(lambda tasks: [TaskAudit.objects.get(source=one)], batch=True, max_attempts=1)
     run_due(TaskAudit)
-    states = dict(TaskAudit.objects.values_list("source", "status"))
-    assert states == {one.pk: "complete", two.pk: "failed"}
+    assert TaskAudit.objects.failed().count() == 2
 
 
 # Results
