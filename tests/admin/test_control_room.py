@@ -240,7 +240,7 @@ def test_a_page_without_a_living_worker_promises_nothing(looks: Client) -> None:
         assert promise not in page
     worker(SILENT)
     page = text_of(looks.get(photos()))
-    assert re.search(r"1 worker process is alive.* about 5 s left .*silent.* ends in \d+ s", page)
+    assert re.search(r"1 worker process is alive.* about 5 s left .*silent.* \d+ s left", page)
     # The minute in which work began was not filled.
     ThroughputMinute.objects.filter(at__lt=now - timedelta(minutes=2)).delete()
     ThroughputMinute.objects.filter(at__lt=now - timedelta(minutes=1)).update(counts={"done": 6})
