@@ -94,7 +94,8 @@ class Claim:
         if ending is None or ending.counts():
             return None if ending is None else ending.how
         self._ending = None
-        self.unanswered = self.unanswered or ending.session_is_over()
+        # If the session has ended since, the transaction may have ended with it, by its COMMIT.
+        self.unanswered = self.unanswered or ending.connection.connection is not ending.session
         return None
 
     def end(self, how: Ended = GIVEN_UP) -> None:
@@ -140,7 +141,7 @@ class _Ending:
         self.committed = connection is None
         if connection is None:
             return
-        self._connection, self._session = connection, connection.connection
+        self.connection, self.session = connection, connection.connection
         transaction.on_commit(self, using=connection.alias)
         if not any(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks):
             # This hook comes first, so that hooks of the user's find an ordinary instance. TestCase never commits,
@@ -151,15 +152,11 @@ class _Ending:
         """Learn of the commit."""
         self.committed = True
         # An instance may outlive the thread that wrote it, and need not keep its connection.
-        del self._connection, self._session
+        del self.connection, self.session
 
     def counts(self) -> bool:
         """Say whether the transaction has committed or is still undecided: a rollback throws its hooks away unrun."""
-        return self.committed or any(hook[1] is self for hook in self._connection.run_on_commit)
-
-    def session_is_over(self) -> bool:
-        """Say whether the session has ended since, so that the transaction may have ended with it, by its COMMIT."""
-        return self._connection.connection is not self._session
+        return self.committed or any(hook[1] is self for hook in self.connection.run_on_commit)
 
 
 def claim_of(row: models.Model) -> Claim | None:
@@ -190,11 +187,6 @@ def standing_claim(row: models.Model) -> Claim | None:
 def attach(row: models.Model, claim: Claim) -> None:
     """Let *row* carry *claim*."""
     row.__dict__[ATTRIBUTE] = claim
-
-
-def detach(row: models.Model) -> None:
-    """Let *row* carry no claim: it denotes another row now."""
-    row.__dict__.pop(ATTRIBUTE, None)
 
 
 # What an instance shows of its row

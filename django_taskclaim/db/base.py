@@ -114,16 +114,14 @@ class Dialect(Statements):
     # Transactions and sessions
 
     @contextmanager
-    def own_transaction(
-        self, *, durable: bool = False, savepoint: bool = True, patience: float = 0.0
-    ) -> Iterator[None]:
+    def own_transaction(self, *, durable: bool = False, patience: float = 0.0) -> Iterator[None]:
         """Open a transaction that sees each other commit at once (READ COMMITTED).
 
-        Inside a caller's transaction it is a savepoint, or part of it without *savepoint*, or, with *durable*, Django's
-        RuntimeError. With *patience* it waits at most so many seconds for a lock, as in ``limit_lock_wait``.
+        Inside a caller's transaction it is a savepoint, or, with *durable*, Django's RuntimeError. With *patience* it
+        waits at most so many seconds for a lock, as in ``limit_lock_wait``.
         """
         outermost = not self.connection.in_atomic_block and self.connection.get_autocommit()
-        block = transaction.atomic(self.connection.alias, savepoint, durable)
+        block = transaction.atomic(self.connection.alias, durable=durable)
         with ExitStack() as stack:
             with self.beginning() if outermost else nullcontext():
                 stack.enter_context(block)

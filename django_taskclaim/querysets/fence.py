@@ -13,12 +13,12 @@ from django.db import connections, models, router, transaction
 
 from django_taskclaim import conf
 from django_taskclaim.claim import (
+    ATTRIBUTE,
     COMPLETED,
     LOADED,
     UNCHANGED,
     Claim,
     claim_of,
-    detach,
     remember,
     show,
     standing_claim,
@@ -353,4 +353,4 @@ def prepare_new_row(row: models.Model) -> None:
         own[field.attname] = field.get_default()
     if claim is not None and claim.pk != columns.key_of(row):
         # A copy on another database has the same key: the instance still carries the claim of the row here.
-        detach(row)
+        del own[ATTRIBUTE]

@@ -274,7 +274,7 @@ def run(
             return statements()
         except Error as error:
             failed.append(error)
-    own = partial(target.dialect.own_transaction, savepoint=savepoint, patience=patience)
+    own = partial(target.dialect.own_transaction, patience=patience)
     block = nullcontext if autocommit else own
 
     def once() -> R:
