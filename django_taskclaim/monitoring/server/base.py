@@ -64,10 +64,8 @@ class Server:
     def indexes(self, table: Table) -> list[list[tuple[str, str]]]:
         """Return the columns of each index, each with ``ASC`` or ``DESC``."""
         with self.connection.cursor() as cursor:
-            found = self.connection.introspection.get_constraints(
-                cursor, table.model_table
-            ).values()
-        columns = [(one["columns"], one.get("orders")) for one in found if one["index"]]
+            found = self.connection.introspection.get_constraints(cursor, table.model_table)
+        columns = [(one["columns"], one.get("orders")) for one in found.values() if one["index"]]
         return [
             list(zip(names, orders or ["ASC"] * len(names), strict=True))
             for names, orders in columns
