@@ -295,11 +295,11 @@ class Table(KeyTable):
         #: statistics of a time without claims, would read the entries of all rows done since the last vacuum for each
         #: completion, and SQLite, without statistics, those of all open rows.
         status = self.qualified(columns.status)
-        self.status = {"sqlite": f"+{status}", "postgresql": f"({status} || '')"}.get(
-            connection.vendor, status
-        )
-        self.holder = self.qualified(columns.claimed_by)
-        self.iteration = self.qualified(columns.iteration)
+        unindexed = {"sqlite": f"+{status}", "postgresql": f"({status} || '')"}
+        self.status = unindexed.get(connection.vendor, status)
+        holder, iteration = self.qualified(columns.claimed_by), self.qualified(columns.iteration)
+        is_running = f"{self.status} = '{Status.PROCESSING.value}'"
+        self.fence = f"{is_running} AND {holder} = %s AND {iteration} = %s"
 
     def beside_key(self, condition: SQL) -> SQL:
         """Return a condition as it stands beside the keys of the rows, by which these are found; see ``status``."""
@@ -312,10 +312,7 @@ class Table(KeyTable):
 
     def standing(self, token: Token) -> SQL:
         """Match rows whose claim is still the one that *token* names: the fence."""
-        return SQL(
-            f"{self.status} = '{Status.PROCESSING.value}' AND {self.holder} = %s AND {self.iteration} = %s",
-            (token.holder, token.iteration),
-        )
+        return SQL(self.fence, (token.holder, token.iteration))
 
 
 # Claims: the text, made once, and the rows that it returns, by role

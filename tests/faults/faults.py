@@ -81,7 +81,7 @@ FAULTS = {
     3: [
         fault(
             "The fence lets an older token of the same holder pass.",
-            (STATEMENTS, "{self.iteration} = %s", "{self.iteration} >= %s"),
+            (STATEMENTS, "{iteration} = %s", "{iteration} >= %s"),
         ),
         fault(
             "save() of an instance whose claim was lost writes the row.",
