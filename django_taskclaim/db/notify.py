@@ -34,11 +34,8 @@ class _Caller:
         self.table, self.using = table, using
         self.silent_until = 0.0
 
-    def is_silent(self) -> bool:
-        return monotonic() < self.silent_until
-
     def after_commit(self) -> None:
-        if self.is_silent():
+        if monotonic() < self.silent_until:
             return
         # It begins before the call: workers look for later rows when it ends.
         self.silent_until = monotonic() + SILENCE
@@ -64,7 +61,7 @@ def call_workers(owner: type[models.Model], using: str) -> None:
     if owner not in called_for or connection.vendor != "postgresql":
         return
     caller = _caller(owner._meta.db_table, using)
-    if not connection.in_atomic_block and (caller.is_silent() or not connection.get_autocommit()):
+    if not connection.in_atomic_block and not connection.get_autocommit():
         # Without autocommit Django does not notice the commit.
         return
     # A second call does no harm, but each row saved in the transaction would add one.
