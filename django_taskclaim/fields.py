@@ -48,14 +48,16 @@ def is_unstarted_mark(moment: datetime | None) -> bool:
     return moment is not None and as_utc(moment) == QUARANTINED_UNSTARTED
 
 
-def without_display(deconstructed: Any) -> Any:
-    """Leave out of what migrations keep how people see the column: a better word is no change of the table."""
-    name, path, args, kwargs = deconstructed
-    display = ("verbose_name", "editable")
-    return name, path, args, {key: value for key, value in kwargs.items() if key not in display}
+class PackageField(models.Field):
+    """Migrations do not keep how people see such a column: a better word is no change of the table."""
+
+    def deconstruct(self) -> Any:
+        name, path, args, kwargs = super().deconstruct()
+        display = ("verbose_name", "editable")
+        return name, path, args, {key: value for key, value in kwargs.items() if key not in display}
 
 
-class ClaimColumn(models.Field):
+class ClaimColumn(PackageField):
     """Marks a column that the verbs alone write; ``priority`` is the one that stays the user's."""
 
     #: Arguments that the field is made with where its maker gives no others.
@@ -66,9 +68,6 @@ class ClaimColumn(models.Field):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**self.usual, **kwargs})
-
-    def deconstruct(self) -> Any:
-        return without_display(super().deconstruct())
 
 
 class StatusField(ClaimColumn, models.CharField):
@@ -111,11 +110,8 @@ class CounterField(ClaimColumn, models.IntegerField):
     """A count. A plain integer: ``Positive…Field`` adds a CHECK that scans the whole table."""
 
 
-class PriorityField(models.IntegerField):
+class PriorityField(PackageField, models.IntegerField):
     """The user's own order of claims; higher comes first."""
-
-    def deconstruct(self) -> Any:
-        return without_display(super().deconstruct())
 
 
 class RangeColumn(ClaimColumn):
