@@ -58,7 +58,7 @@ class PackageField(models.Field):
 
 
 class ClaimColumn(PackageField):
-    """Marks a column that the verbs alone write; ``priority`` is the one that stays the user's."""
+    """Marks a column that the verbs alone write, so it is in no form; ``priority`` is the one that stays the user's."""
 
     #: Arguments that the field is made with where its maker gives no others.
     usual: ClassVar[Mapping[str, Any]] = {}
@@ -67,7 +67,7 @@ class ClaimColumn(PackageField):
     pre_save = models.Field.pre_save
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{**self.usual, **kwargs})
+        super().__init__(*args, **{"editable": False, **self.usual, **kwargs})
 
 
 class StatusField(ClaimColumn, models.CharField):

@@ -167,19 +167,15 @@ class_prepared.connect(prepare, dispatch_uid="django_taskclaim.prepare")
 
 # The mixins
 
-_status = partial(
-    fields.StatusField, default=Status.OPEN.value, db_default=Status.OPEN.value, editable=False
-)
-_holder = partial(fields.HolderField, null=True, default=None, editable=False)
-_moment = partial(fields.MomentField, null=True, default=None, editable=False)
-_counter = partial(fields.CounterField, default=0, db_default=0, editable=False)
+_status = partial(fields.StatusField, default=Status.OPEN.value, db_default=Status.OPEN.value)
+_holder = partial(fields.HolderField, null=True, default=None)
+_moment = partial(fields.MomentField, null=True, default=None)
+_counter = partial(fields.CounterField, default=0, db_default=0)
 _not_before = partial(
-    fields.MomentField, default=fields.NEVER_WAITED, db_default=fields.NEVER_WAITED, editable=False
+    fields.MomentField, default=fields.NEVER_WAITED, db_default=fields.NEVER_WAITED
 )
-_error_text = partial(fields.ErrorTextField, default="", db_default="", blank=True, editable=False)
-_error_class = partial(
-    fields.ErrorClassField, default="", db_default="", blank=True, editable=False
-)
+_error_text = partial(fields.ErrorTextField, default="", db_default="", blank=True)
+_error_class = partial(fields.ErrorClassField, default="", db_default="", blank=True)
 _priority = partial(fields.PriorityField, default=0, db_default=0, editable=False)
 
 

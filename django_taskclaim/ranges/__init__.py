@@ -107,19 +107,19 @@ class RangeMixin(ClaimBase):
     plan_ahead: ClassVar[int | None] = None
 
     #: Excluded; NULL where the range begins with the first row.
-    lower = RangeTextField(null=True, default=None, editable=False)
+    lower = RangeTextField(null=True, default=None)
     #: Included. Moves down where the range is split.
-    upper = RangeTextField(editable=False)
+    upper = RangeTextField()
     #: The last key that is done; NULL before the first.
-    checkpoint = RangeTextField(null=True, default=None, editable=False)
+    checkpoint = RangeTextField(null=True, default=None)
     #: The number under which the range was planned; 0 for the front of one that was split. A plan goes on behind the
     #: last.
-    position = RangeCountField(db_index=True, editable=False)
+    position = RangeCountField(db_index=True)
     #: About how many rows there are, and how many are done.
-    rows_planned = RangeCountField(default=0, db_default=0, editable=False)
-    rows_done = RangeCountField(default=0, db_default=0, editable=False)
+    rows_planned = RangeCountField(default=0, db_default=0)
+    rows_done = RangeCountField(default=0, db_default=0)
     #: The transactions that may still add rows to a range of a growing source; NULL for none.
-    open_transactions = RangeTextField(null=True, default=None, editable=False)
+    open_transactions = RangeTextField(null=True, default=None)
 
     objects: ClassVar[RangeManager[Self]] = RangeManager()
 
