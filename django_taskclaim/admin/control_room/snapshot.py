@@ -158,9 +158,8 @@ def _read_cards(found: Mapping[type[models.Model], Snapshot], alias: str) -> boo
     if is_on(alias):
         written = reading.minutes(*found, using=alias, since=seen.now - HOUR)
         for model, one in found.items():
-            if one.seen:
-                mine = [row for row in written if row.model == scope_of(model)]
-                one.hour = reading.slots(mine, one.seen.now, HOUR)
+            mine = [row for row in written if row.model == scope_of(model)]
+            one.hour = reading.slots(mine, seen.now, HOUR)
     return True
 
 
