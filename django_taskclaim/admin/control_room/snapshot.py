@@ -55,9 +55,6 @@ RANGES = {"1h": HOUR, "6h": 6 * HOUR, "24h": DAY, "7d": 7 * DAY}
 #: Acts that a chart has marks for.
 MARKED = (PAUSE.name, RESUME.name, RESET.name)
 
-#: No forecast is made of less than this share.
-FORESEEABLE = 0.01
-
 Rows = ClaimQuerySet[Any]
 T = TypeVar("T")
 
@@ -308,12 +305,11 @@ def average_rate(slots: Sequence[Slot]) -> float:
 def forecast(seen: Overview, hour: Sequence[Slot], day: Sequence[Slot]) -> str:
     """Return about how long the rest will take, as fast as it went in the last slots in which rows were worked on.
 
-    Nothing without a living worker that may claim, and until a hundredth is done, unless done rows vanish.
+    Nothing without a living worker that may claim, and where done rows are opened again.
     """
     progress, completion = seen.progress, policy_for(seen.model).completion
-    is_early = not completion.note and progress.fraction < FORESEEABLE
     rests = seen.pause is not None or not seen.living or not progress.left
-    if rests or is_early or isinstance(completion, Clear):
+    if rests or isinstance(completion, Clear):
         return ""
     # Of ten minutes, else of an hour, else of a day. The last slot is not over yet.
     for slots in (hour[-11:-1], hour[:-1], day[:-1]):
