@@ -56,11 +56,6 @@ def opens_at(hours: str, now: datetime) -> datetime | None:
     return None if moment == minute else moment
 
 
-def with_zone(hours: str) -> str:
-    """Return a window as people read it."""
-    return f"{hours} {timezone.get_default_timezone_name()}"
-
-
 # What holds for a model
 
 
@@ -76,11 +71,6 @@ class ModelLimits:
 
     def __bool__(self) -> bool:
         return bool(self.rate or self.max_running or self.hours)
-
-    def __str__(self) -> str:
-        most = f"{self.max_running} running at once" if self.max_running else ""
-        hours = f"hours {with_zone(self.hours)}" if self.hours else ""
-        return ", ".join(filter(None, [self.rate and f"rate {self.rate}", most, hours]))
 
 
 def _in_force(model: type[models.Model], switches: dict[str, Switch]) -> ModelLimits:
@@ -182,7 +172,7 @@ def stops_among(
     ]
     limits, closed = _in_force(model, switches), None
     if now and limits.hours and (opens := opens_at(limits.hours, now)) is not None:
-        reason = f"outside the hours {with_zone(limits.hours)}"
+        reason = f"outside the hours {limits.hours} {timezone.get_default_timezone_name()}"
         closed = LimitReached(reason, opens, (opens - now).total_seconds())
     return Stops(
         own=switches.get(tables.scope_of(model)) or Switch(),

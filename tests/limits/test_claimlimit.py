@@ -27,7 +27,6 @@ def test_limits_are_set_shown_followed_and_given_back() -> None:
     assert (act.model, act.act, act.by) == ("testapp.photo", "settings", acting("ada"))
     assert act.reason.endswith(": the API is slow")
     assert said == "testapp.Photo: rate 100/m, max running 20, hours 22:00-06:00\n"
-    assert "keep to: rate 100/m, 20 running at once, hours" in run("claimstatus", here[0])
     run("claimlimit", *here, "--rate", "none", "--hours", "default", "--by", "bob")
     held = stops_of(Photo).limits
     assert (held.rate, held.max_running, held.hours) == (None, 20, None)

@@ -237,8 +237,6 @@ class Command(ClaimCommand):
         if has_ranges(seen.model):
             planned, done = row_counts(seen.model, seen.alias)
             yield f"{counted(done, 'row')} done of about {planned:,}"
-        if seen.limits:
-            yield f"all together keep to: {seen.limits}"
         if seen.switch.overrides:
             who = seen.switch.set_by or "somebody"
             yield f"set by {who}: {overrides_text(seen.switch.overrides)}"
