@@ -196,9 +196,8 @@ def send_command(
     action = WORKER_COMMANDS.get(command)
     if action is None:
         given = {"command": repr(command), "commands": ", ".join(WORKER_COMMANDS)}
-        raise ValueError(
-            _("A worker cannot be told to %(command)s; it knows %(commands)s.") % given
-        )
+        text = _("A worker cannot be told to %(command)s; it knows %(commands)s.")
+        raise ValueError(text % given)
     worker = next((one for one in workers(using) if one.name == worker_name), None)
     if worker is None:
         raise ValueError(_("No worker is listed as %(name)s.") % {"name": repr(worker_name)})

@@ -248,9 +248,9 @@ class Command(ClaimCommand):
             if finding.level >= WARNING:
                 yield from self.finding_lines(finding)
         for row in latest_failures(ClaimQuerySet(seen.model, using=seen.alias), ERRORS):
-            key, text = with_source(str(row.key), row.source), one_line(row.error, row.text)
-            failure = f"failed: {key}: {text or 'no error is kept'}"
-            yield "".join(c if c.isprintable() else " " for c in failure)
+            if text := one_line(row.error, row.text):
+                failure = f"failed: {with_source(str(row.key), row.source)}: {text}"
+                yield "".join(c if c.isprintable() else " " for c in failure)
         for holder in seen.holders[:HOLDERS]:
             end = holder.next_expiry
             lease = "no lease" if end is None else f"a lease ends at {format_moment(end)}"

@@ -104,10 +104,8 @@ class Server:
 
     def number(self, statement: str) -> float | None:
         """Return the number that a statement of the user's gives, None for NULL; ValueError for any other answer."""
-        with self.connection.cursor() as cursor:
-            # Without parameters a ``%`` in it is only a ``%``.
-            cursor.execute(statement)
-            rows = cursor.fetchall()
+        # It has no parameters, so a ``%`` in it is only a ``%``.
+        rows = self.ask(statement.replace("%", "%%"))
         try:
             ((value,),) = rows
             return None if value is None else float(value)
