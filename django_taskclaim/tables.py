@@ -82,8 +82,6 @@ class Switch(models.Model):
 
     class Meta:
         db_table = SWITCH_TABLE
-        verbose_name = _("switch")
-        verbose_name_plural = _("switches")
 
     @classmethod
     def row(cls, scope: str, using: str) -> "models.QuerySet[Switch]":
@@ -139,9 +137,6 @@ class WorkerProcess(models.Model):
 
     #: Whether it has reported lately; ``monitoring.overview.workers`` says so by the database's clock.
     alive: bool
-
-    class Meta:
-        verbose_name_plural = _("worker processes")
 
     def serves(self, model: type[models.Model]) -> bool:
         """Say whether the worker claims rows of *model*."""

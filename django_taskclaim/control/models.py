@@ -11,7 +11,6 @@ from uuid import uuid4
 
 from django.apps import apps
 from django.db import models, router
-from django.utils.translation import gettext_lazy as _
 
 from django_taskclaim.fields import ErrorClassField, HolderField, MomentField
 
@@ -45,8 +44,6 @@ class OperatorAct(models.Model):
             ("operate", "Can pause, resume, reset and release, and command workers"),
             ("configure", "Can change settings that override handlers"),
         ]
-        verbose_name = _("operator's act")
-        verbose_name_plural = _("operators' acts")
         indexes = [models.Index(fields=["model", "id"], name="taskclaim_act_of_model")]
 
 

@@ -44,11 +44,7 @@ class Migration(migrations.Migration):
                 ("set_at", MomentField(default=None, null=True)),
                 ("set_by", HolderField(default=None, max_length=200, null=True)),
             ],
-            options={
-                "verbose_name": "switch",
-                "verbose_name_plural": "switches",
-                "db_table": "taskclaim_switch",
-            },
+            options={"db_table": "taskclaim_switch"},
         ),
         migrations.CreateModel(
             name="WorkerProcess",
@@ -64,7 +60,6 @@ class Migration(migrations.Migration):
                 ("last_error", ErrorClassField(blank=True, default="", max_length=500)),
                 ("throttles", models.JSONField(blank=True, default=list)),
             ],
-            options={"verbose_name_plural": "worker processes"},
         ),
         migrations.CreateModel(
             name="Control",

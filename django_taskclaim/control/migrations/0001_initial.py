@@ -44,8 +44,6 @@ class Migration(migrations.Migration):
                 ("key", django_taskclaim.fields.HolderField(default="", max_length=255)),
             ],
             options={
-                "verbose_name": "operator's act",
-                "verbose_name_plural": "operators' acts",
                 "db_table": "taskclaim_operatoract",
                 "permissions": [
                     ("view_control", "Can look at the control page"),
