@@ -61,8 +61,6 @@ def _write(sender: Any, signal: Signal, using: str, **facts: Any) -> None:
 
 def listen(**changed: object) -> None:
     """Write down failures from now on, and every change if the project names models."""
-    if changed and changed["setting"] != conf.SETTING:
-        return
     for signal in EVENTS:
         is_kept = conf.is_given("HISTORY") or signal is signals.rows_failed
         (signal.connect if is_kept else signal.disconnect)(_write, dispatch_uid=__name__)

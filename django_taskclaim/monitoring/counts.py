@@ -1,6 +1,5 @@
 """How many rows are in each state, at a price that does not grow with the table."""
 
-from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -35,16 +34,8 @@ def count_rows(model: type[models.Model], alias: str, *, exact: bool = False) ->
     if not exact and target.columns.owned_by(model):
         estimate = _probed(target) or server_for(connections[alias]).estimate(target.table)
         if estimate.rows > SMALL:
-            return _filled_up(_counted(target), estimate)
+            return _filled_up(target, estimate)
     return ClaimQuerySet[Any](model, using=alias).progress()
-
-
-def _counted(target: ClaimTarget) -> dict[str, int]:
-    name = target.columns.status.name
-    return {
-        state.value: target.rows.order_by().filter(**{name: state})[: MOST + 1].count()
-        for state in _UNFINISHED
-    }
 
 
 def _probed(target: ClaimTarget) -> Estimate | None:
@@ -72,8 +63,10 @@ def _probed(target: ClaimTarget) -> Estimate | None:
     return Estimate(hits * each, known) if hits >= PROBES // 5 else None
 
 
-def _filled_up(counted: Mapping[str, int], estimate: Estimate) -> Progress:
-    """Share out what was not counted among the large states, in the proportion that is known."""
+def _filled_up(target: ClaimTarget, estimate: Estimate) -> Progress:
+    """Count small states, and share out the rest of the rows among the large ones, in the proportion that is known."""
+    rows, name = target.rows.order_by(), target.columns.status.name
+    counted = {one.value: rows.filter(**{name: one})[: MOST + 1].count() for one in _UNFINISHED}
     exact = {state: number for state, number in counted.items() if number <= MOST}
     large = [*(state for state in counted if state not in exact), Status.COMPLETE.value]
     rest = max(estimate.rows - sum(exact.values()), MOST * (len(large) - 1))

@@ -33,9 +33,7 @@ class Command(ClaimCommand):
         ((model, alias),) = self.where
         label = model._meta.label
         if not has_ranges(model):
-            raise UsageError(
-                f"{label} has no ranges; add django_taskclaim.models.RangeMixin to it."
-            )
+            raise UsageError(f"{label} has no ranges; add RangeMixin to it.")
         ranges: RangeQuerySet[Any] = RangeQuerySet(model, using=alias)
         try:
             planned = ranges.plan(chunk_size=chunk_size, limit=limit)

@@ -29,9 +29,7 @@ class Command(ClaimCommand):
         ((model, alias),) = self.where
         label = model._meta.label
         if not is_companion(model):
-            raise UsageError(
-                f"{label} has no source; add django_taskclaim.models.SourceMixin to it."
-            )
+            raise UsageError(f"{label} has no source; add SourceMixin to it.")
         try:
             link = source_link(model)
             sources = link.source._default_manager.using(link.alias_beside(alias))
