@@ -53,8 +53,6 @@ def send_after_commit(
 
 def send_of_rows(signal: Signal, rows: Iterable[models.Model], **facts: Any) -> None:
     """Send *signal* about rows, by model and by the database of their claims; as ``send_after_commit``."""
-    if not signal.receivers:
-        return
     groups: dict[Any, list[Any]] = {}
     for row in rows:
         claim = claim_of(row)

@@ -124,8 +124,6 @@ def claim(call: ClaimCall) -> list[models.Model]:
 
     A row that nobody can read, or write, keeps nobody from the others.
     """
-    if call.queryset.query.is_empty():
-        return []
     try:
         rows = _claim(call)
         # A worker learns of stored limits when it reads the switch.
@@ -203,8 +201,6 @@ def _held(call: ClaimCall) -> list[models.Model]:
 
 def _instances(call: ClaimCall, claimed: Sequence[ClaimedRow]) -> list[models.Model]:
     """Return the rows claimed as the queryset asks for them, each with its claim."""
-    if not claimed:
-        return []
     tokens = {number: Token(call.holder, number) for number in {row.iteration for row in claimed}}
     alias, lease, deadline, claims = call.target.alias, call.lease, call.deadline, []
     for row in claimed:

@@ -16,8 +16,6 @@ from django_taskclaim.states import Token
 
 def read_again(queryset: Rows, target: ClaimTarget, keys: list[models.Model]) -> list[models.Model]:
     """Read claimed rows with the joins, annotations and columns asked for, in the order asked for."""
-    if not keys:
-        return []
     path = f"{target.columns.key_path(queryset.model)}__in"
     rows = like(queryset, target).filter(**{path: keys}).order_by(*queryset.query.order_by)
     rows.query.standard_ordering = queryset.query.standard_ordering

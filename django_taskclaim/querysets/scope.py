@@ -103,9 +103,8 @@ class Target:
         if path != "pk" or (where and not is_of_one_table(queryset)):
             keys = queryset.order_by().select_related(None).values(path)
             return rows.filter(pk__in=keys)
-        if where:
-            rows.query.get_initial_alias()
-            rows.query.where = where.clone()
+        rows.query.get_initial_alias()
+        rows.query.where = where.clone()
         return rows
 
     def in_claim_order(self, rows: Rows, queryset: Rows) -> Rows:
