@@ -188,7 +188,12 @@ def column_problems(model: type[models.Model]) -> Iterator[CheckMessage]:
         text = f"{label}.claim replaces row.claim, through which a row's claim is completed and renewed."
         hint = 'Rename it; a field may keep its column: ticket = models.CharField(…, db_column="claim").'
         yield message("E004", text, hint, model)
-    if not _gives_verbs(manager := model._default_manager):
+    manager: Any = model._default_manager
+    rows = manager
+    # It may need what only a request or a worker has, such as a tenant.
+    with suppress(Exception):
+        rows = manager.get_queryset()
+    if not hasattr(rows, "claim_batch"):
         name = manager.name or "objects"
         text = f"{label}.{name} = {type(manager).__name__}() gives rows without claim_batch(), so no worker can work."
         hint = f"{name} = ClaimManager()  # or a class that inherits from it, with a queryset from ClaimQuerySet"
@@ -201,14 +206,6 @@ def column_problems(model: type[models.Model]) -> Iterator[CheckMessage]:
             " django_taskclaim.fields"
         )
         yield message("E005", str(error), hint, model)
-
-
-def _gives_verbs(manager: Any) -> bool:
-    rows = manager
-    # It may need what only a request or a worker has, such as a tenant.
-    with suppress(Exception):
-        rows = manager.get_queryset()
-    return hasattr(rows, "claim_batch")
 
 
 # Companions and ranges, which work on the rows of another model

@@ -116,9 +116,8 @@ def log(
 
 def is_interrupt(error: BaseException) -> bool:
     """Say whether *error* is to end what the main thread does (Ctrl-C, a server's timeout): it must pass on."""
-    return (
-        not isinstance(error, Exception) and threading.current_thread() is threading.main_thread()
-    )
+    is_in_main_thread = threading.current_thread() is threading.main_thread()
+    return is_in_main_thread and not isinstance(error, Exception)
 
 
 def _call_hook(path: str, text: str) -> tuple[str, str]:
