@@ -314,6 +314,6 @@ def forecast(seen: Overview, hour: Sequence[Slot], day: Sequence[Slot]) -> str:
     # Of ten minutes, else of an hour, else of a day. The last slot is not over yet.
     for slots in (hour[-11:-1], hour[:-1], day[:-1]):
         if rate := average_rate(slots):
-            left = timedelta(seconds=min(progress.left / rate, 3e9))
+            left = timedelta(seconds=min(max(1.0, progress.left / rate), 3e9))
             return _("about %(time)s left") % {"time": format_duration(left)}
     return ""
