@@ -151,14 +151,6 @@ def is_claimable(model: Any) -> bool:
         return False
 
 
-def key_columns(model: type[models.Model]) -> KeyColumns:
-    """Return on which table rows of *model* are locked: of an inherited one its topmost, which all its heirs share."""
-    owner: type[models.Model] = model._meta.concrete_model or model
-    while above := [parent for parent, link in owner._meta.parents.items() if link is not None]:
-        owner = above[0]
-    return KeyColumns(owner)
-
-
 def _columns_among(fields: Iterable[AnyField]) -> dict[str, AnyField]:
     return {one.name: one for one in fields if isinstance(one, (ClaimColumn, PriorityField))}
 
@@ -170,8 +162,7 @@ def claim_columns(model: type[models.Model]) -> ClaimColumns:
         raise TypeError(
             f"{model.__name__} has no claim columns; add django_taskclaim.models.TaskMixin to it."
         )
-    of_ours: Any = model
-    spelled = of_ours.claim_fields
+    spelled = getattr(model, "claim_fields", None)
     if not isinstance(spelled, Mapping) or spelled.keys() - PLAIN_NAMES.keys():
         raise TypeError(
             f"{model._meta.label}.claim_fields must map roles to names of fields; the roles are"

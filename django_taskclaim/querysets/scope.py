@@ -18,7 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.db.models.query import ModelIterable
 
-from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, key_columns
+from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns
 from django_taskclaim.connecting import drop_broken
 from django_taskclaim.contention import WAITS_ONCE, is_contention, is_refusal, retry_on_contention
 from django_taskclaim.db import DatabaseNow, dialect_for
@@ -83,9 +83,14 @@ class Target:
 
     @classmethod
     def of_rows(cls, model: type[models.Model], alias: str) -> "Target":
-        """Return the target of *model*, which needs no claim columns, on the database *alias*."""
-        columns = key_columns(model)
-        dialect = dialect_for(connections[alias])
+        """Return the target of *model*, which needs no claim columns, on the database *alias*.
+
+        Rows of an inherited table are locked on its topmost one, which all its heirs share.
+        """
+        owner: type[models.Model] = model._meta.concrete_model or model
+        while above := [one for one, link in owner._meta.parents.items() if link is not None]:
+            owner = above[0]
+        columns, dialect = KeyColumns(owner), dialect_for(connections[alias])
         return Target(model, alias, columns, dialect, KeyTable(columns, dialect.connection))
 
     @property
@@ -421,12 +426,10 @@ def is_running(columns: ClaimColumns) -> Q:
 def is_expired(columns: ClaimColumns, cutoff: datetime | None = None) -> Q:
     """Match rows whose lease has ended by the database's clock; a running row without expiry counts as expired.
 
-    With *cutoff*, only those whose lease had ended by then.
+    With *cutoff*, those whose lease had ended by then.
     """
     expiry = columns.expires_at.name
-    ended = Q(**{f"{expiry}__lte": DatabaseNow()})
-    if cutoff is not None:
-        ended &= Q(**{f"{expiry}__lte": cutoff})
+    ended = Q(**{f"{expiry}__lte": cutoff or DatabaseNow()})
     return is_running(columns) & (Q(**{f"{expiry}__isnull": True}) | ended)
 
 

@@ -42,7 +42,7 @@ FAULTS = {
             "The reaper puts rows back a minute before their lease ends.",
             (
                 SCOPE,
-                'ended = Q(**{f"{expiry}__lte": DatabaseNow()})',
+                'ended = Q(**{f"{expiry}__lte": cutoff or DatabaseNow()})',
                 "from datetime import timedelta\n\n    from django_taskclaim.db import DatabaseLater\n\n"
                 '    ended = Q(**{f"{expiry}__lte": DatabaseLater(timedelta(minutes=1))})',
             ),
