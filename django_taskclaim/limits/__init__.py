@@ -231,6 +231,8 @@ class Grant:
                 # Once enough has become available that it is worth while to ask again.
                 enough = max(1.0, self._most * WORTH_WHILE)
                 wait = max(0.0, enough - (level - wanted)) / self._speed
+                # No calendar has the moment of a rate that is next to nothing.
+                wait = min(wait, conf.LONGEST.total_seconds())
                 until = now + timedelta(seconds=wait)
                 self.reached = LimitReached(f"the rate {limits.rate}", until, wait)
         most = limits.max_running

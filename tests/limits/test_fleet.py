@@ -192,7 +192,7 @@ def test_hours_are_those_of_a_clock_on_the_wall(text: str, at: str, opens: str |
 # What people are told
 
 
-@pytest.mark.parametrize("limit", [{"max_running": 1}, {"rate": "30/h"}])
+@pytest.mark.parametrize("limit", [{"max_running": 1}, {"rate": "30/h"}, {"rate": "0.0000001/d"}])
 def test_an_empty_answer_names_the_limit_and_when_it_ends(rule: Rule, limit: Any) -> None:
     (value,) = limit.values()
     make(Photo, 3)
