@@ -1,6 +1,6 @@
 """What a handler has made of its rows: what its answer says of each, and which columns it has set in vain."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, TypeAlias
@@ -92,8 +92,8 @@ def _outcome(said: object) -> BaseException | str | None:
 #: A process compares so many rows of a handler.
 COMPARED = 50
 
-#: A row, the instance that a handler gets (it, or its source), and the values of that before the call.
-_Before: TypeAlias = tuple[models.Model, models.Model, dict[AnyField, object]]
+#: A row, the instance that a handler gets (it, or its source), and what that had in its ``__dict__`` before the call.
+_Before: TypeAlias = tuple[models.Model, models.Model, dict[str, object]]
 
 
 @cache
@@ -112,39 +112,37 @@ class UnsavedColumns:
         self._warned: set[str] = set()
 
     def before(self, rows: Sequence[models.Model]) -> list[_Before]:
-        """Return the values that the handler is given; nothing once enough rows have been compared."""
+        """Return what the handler is given, with its values; nothing once enough rows have been compared."""
         rows = rows[: self.left]
         self.left -= len(rows)
         given = [getattr(row, LINK) if self._handler.gets_sources else row for row in rows]
-        return [(row, one, self._values(one)) for row, one in zip(rows, given, strict=True)]
+        return [(row, one, dict(vars(one))) for row, one in zip(rows, given, strict=True)]
 
-    def _values(self, instance: models.Model) -> dict[AnyField, object]:
-        """Return the loaded values that a completion of the row neither removes nor writes."""
+    def _unwritten(self, instance: models.Model) -> list[AnyField]:
+        """Return the columns that a completion of the row neither removes nor writes."""
         kind, model = type(instance), self._handler.model
-        is_row = issubclass(kind, model)
-        if is_row and not isinstance(policy_for(model).completion, (Mark, Clear)):
-            return {}
+        if issubclass(kind, model) and not isinstance(policy_for(model).completion, (Mark, Clear)):
+            return []
         names = writable(kind)
         if is_claimable(kind):
             names -= claim_columns(kind).guarded_names
         written = checked_results(model, self._handler.update_fields)
         fields = [field for field in kind._meta.concrete_fields if field.attname in names]
-        return _stored([field for field in fields if field not in written], instance.__dict__)
+        return [field for field in fields if field not in written]
 
     def warn(self, seen: Sequence[_Before]) -> None:
         """Warn, once for each column, where the handler has set it and the database still has the old value."""
         for row, instance, before in seen:
-            now = _stored(before, instance.__dict__)
-            changed = [field for field in now if now[field] != before[field]]
+            changed = _changed(self._unwritten(instance), before, vars(instance))
             # Without a claim it was saved as another row.
             if not changed or claim_of(row) is None:
                 continue
             stored = models.QuerySet[models.Model](type(instance), using=instance._state.db)
             with suppress(Error, ObjectDoesNotExist):
-                values = stored.filter(pk=instance.pk).values(*(one.attname for one in changed))
+                there = stored.filter(pk=instance.pk).values(*(one.attname for one in changed))
                 # Another value was written by somebody, or made by the database.
-                there = _stored(changed, values.get())
-                self._log(row, instance, [one for one in changed if there[one] == before[one]])
+                written = _changed(changed, before, there.get())
+                self._log(row, instance, [one for one in changed if one not in written])
 
     def _log(self, row: models.Model, instance: models.Model, fields: Sequence[AnyField]) -> None:
         prefix = "" if instance is row else PREFIX
@@ -166,20 +164,17 @@ class UnsavedColumns:
         )
 
 
-def _stored(fields: Iterable[AnyField], values: Mapping[str, Any]) -> dict[AnyField, object]:
-    """Return these values, those that were loaded, as they are stored: a file is a text until it is read."""
-    return {
-        field: _prepared(field, values[field.attname])
-        for field in fields
-        if field.attname in values
-    }
+def _changed(
+    fields: Sequence[AnyField], before: Mapping[str, Any], now: Mapping[str, Any]
+) -> list[AnyField]:
+    """Return the columns that were loaded and are stored otherwise now; a file is a text until it is read."""
 
+    def differs(field: AnyField) -> bool:
+        one, other = before[field.attname], now[field.attname]
+        try:
+            return bool(field.get_prep_value(one) != field.get_prep_value(other))
+        except Exception:
+            # No value of this column, or one of a class of the user's.
+            return one is not other
 
-def _prepared(field: AnyField, value: object) -> object:
-    try:
-        value = field.get_prep_value(value)
-    except Exception:
-        # No value of this column, or one of a class of the user's.
-        return object.__repr__(value)
-    # A list may be changed in place.
-    return value if isinstance(value, Hashable) else repr(value)
+    return [one for one in fields if one.attname in before and one.attname in now and differs(one)]
