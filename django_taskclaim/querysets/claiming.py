@@ -405,10 +405,13 @@ def _claim_from(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
 
 def _claim_chosen(call: ClaimCall, scan: Scan, limit: int) -> list[ClaimedRow]:
     """Claim rows chosen by key: below ``limit_per`` and ``serial_by``, or beside some that the database refuses."""
+    target = call.target
     claimed: list[ClaimedRow] = []
-    chooser = KeyChooser(call.target, candidates(call, scan), limit)
-    while keys := chooser.choose(limit - len(claimed)):
-        rows = _claim_keys(call, scan, keys)
+    chooser = KeyChooser(target, candidates(call, scan), limit)
+    most = target.dialect.chunk_size(target.table)
+    while keys := chooser.choose(min(most, limit - len(claimed))):
+        parts = isolating.send_around(target, keys, partial(_claim_keys, call, scan), raises=False)
+        rows = [row for part in parts for row in part]
         chooser.forget(set(keys).difference(row.key for row in rows))
         claimed += rows
         if _met_many(call):
@@ -423,18 +426,10 @@ def _met_many(call: ClaimCall) -> bool:
 
 
 def _claim_keys(call: ClaimCall, scan: Scan, keys: Sequence[Key]) -> list[ClaimedRow]:
-    """Claim the rows with these keys, as far as *scan* finds them still."""
-    rows: list[ClaimedRow] = []
-    found = candidates(call, scan).order_by()
-
-    def claim_part(part: Sequence[Key]) -> list[ClaimedRow]:
-        statement = _prepare(call, scan, found.filter(pk__in=part), simple=False)
-        return run(call.target, partial(_send, call, statement, len(part), scan))
-
-    for part in call.target.dialect.chunks(keys, call.target.table):
-        for some in isolating.send_around(call.target, part, claim_part, raises=False):
-            rows += some
-    return rows
+    """Claim the rows with these keys by one statement, as far as *scan* finds them still."""
+    found = candidates(call, scan).order_by().filter(pk__in=keys)
+    statement = _prepare(call, scan, found, simple=False)
+    return run(call.target, partial(_send, call, statement, len(keys), scan))
 
 
 def candidates(call: ClaimCall, scan: Scan) -> Rows:
