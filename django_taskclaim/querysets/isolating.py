@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from django.db import DatabaseError, connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -25,13 +25,12 @@ from django_taskclaim.contention import contention_code, is_refusal
 from django_taskclaim.db.sql import Key, sql
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.querysets.scope import ClaimTarget
+from django_taskclaim.querysets.scope import ClaimTarget, Rows
 
 logger = logging.getLogger("django_taskclaim")
 
 T = TypeVar("T")
 R = TypeVar("R")
-Q = TypeVar("Q", bound="models.QuerySet[Any]")
 
 
 class Bad(NamedTuple, Generic[T]):
@@ -183,7 +182,7 @@ def refusals(
     return [one for one in found if owner in (None, claim_columns(one.model).owner)]
 
 
-def without_refused(queryset: Q) -> Q:
+def without_refused(queryset: Rows) -> Rows:
     """Return *queryset* without the rows that were refused lately."""
     found = refusals(queryset.model, queryset.db) if remembered else []
     return queryset.exclude(pk__in=[one.key for one in found]) if found else queryset
@@ -193,7 +192,7 @@ def without_refused(queryset: Q) -> Q:
 
 
 def find_unreadable(
-    given: Sequence[T], read: Callable[[Sequence[T]], object], rows: "models.QuerySet[Any]"
+    given: Sequence[T], read: Callable[[Sequence[T]], object], rows: Rows
 ) -> list[Bad[T]]:
     """Have *read* read all that it can of what is *given*, of *rows*; return what it cannot, each with the error."""
 
@@ -205,7 +204,7 @@ def find_unreadable(
     return [one for one in bisect(given, attempt, is_of_a_row) if isinstance(one, Bad)]
 
 
-def read_nothing(rows: "models.QuerySet[Any]") -> None:
+def read_nothing(rows: Rows) -> None:
     """Read none of *rows*."""
     none = rows.extra(where=["1 = 0"])
     # It would need a transaction.

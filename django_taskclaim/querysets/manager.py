@@ -95,8 +95,7 @@ class ClaimQuerySet(FencedQuerySet[M]):
         manager finds also the rows that its own ``get_queryset`` hides, for a row may be hidden while it is worked on.
         """
         self._for_write = True
-        row: M = instances.carrying(self.get(pk=pk), Token.parse(token), self.db)
-        return row
+        return cast("M", instances.carrying(self.get(pk=pk), Token.parse(token), self.db))
 
     # Ending and extending claims
 

@@ -197,8 +197,7 @@ class ClaimTarget(Target):
 def refuse_unclaimable(queryset: Rows) -> None:
     """Raise TypeError for a queryset that no row can be claimed or changed through."""
     query = queryset.query
-    named = getattr(queryset, "_fields", None)
-    selects = named is not None or query.values_select or query.select
+    selects = vars(queryset)["_fields"] is not None or query.values_select or query.select
     reasons = {
         f"a {query.combinator}()": query.combinator,
         "a slice; give the number of rows to the verb instead": query.is_sliced,
