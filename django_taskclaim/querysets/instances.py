@@ -19,16 +19,13 @@ def read_again(queryset: Rows, target: ClaimTarget, keys: list[models.Model]) ->
     path = f"{target.columns.key_path(queryset.model)}__in"
     rows = like(queryset, target).filter(**{path: keys}).order_by(*queryset.query.order_by)
     rows.query.standard_ordering = queryset.query.standard_ordering
-    by_key: dict[Any, Any] = {}
-    for row in rows:
-        # A join may show a row more than once.
-        by_key.setdefault(target.columns.key_of(row), row)
+    key_of = target.columns.key_of
+    # A join may show a row more than once.
+    by_key: dict[Any, Any] = {key_of(row): row for row in rows}
     missing = [key for key in keys if key not in by_key]
-    if missing:
-        # … or not at all, if the joined row is gone. The row is claimed all the same, and read without joins.
-        unjoined = type(queryset)(queryset.model, using=target.alias)
-        for row in unjoined.filter(**{path: missing}):
-            by_key[target.columns.key_of(row)] = row
+    # … or not at all, if the joined row is gone. The row is claimed all the same, and read without joins.
+    unjoined = type(queryset)(queryset.model, using=target.alias).filter(**{path: missing})
+    by_key |= {key_of(row): row for row in unjoined}
     found = list(by_key.values()) if queryset.query.order_by else [by_key[key] for key in keys]
     models.prefetch_related_objects(found, *vars(queryset)["_prefetch_related_lookups"])
     return found
