@@ -3,7 +3,7 @@
 Nothing depends on a call being heard: workers look by themselves, too. A call that is lost costs them a poll interval.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import cache
 from time import monotonic
 from typing import Any
@@ -81,32 +81,16 @@ def can_hear(connection: BaseDatabaseWrapper) -> bool:
     return driver.Database.__name__ == "psycopg" and not has_a_pooler
 
 
-class Listener:
-    """One session that listens, until its connection is closed."""
+def listen(connection: BaseDatabaseWrapper) -> Any:
+    """Have the session of *connection* hear calls from now on, and return it: after an outage it is another one."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"LISTEN {CHANNEL}")
+    return connection.connection
 
-    def __init__(self, connection: BaseDatabaseWrapper, heard: Callable[[str], None]) -> None:
-        """Listen on *connection* from now on, and have *heard* called with each call's table."""
-        with connection.cursor() as cursor:
-            self._driver: Any = connection.connection
-            # Calls also arrive with the answers to statements.
-            self._driver.add_notify_handler(lambda notify: heard(notify.payload))
-            cursor.execute(f"LISTEN {CHANNEL}")
-        self._errors, self._heard = connection.wrap_database_errors, heard
 
-    def still_on(self, connection: BaseDatabaseWrapper) -> bool:
-        """Say whether *connection* is the session that listens: after an outage it is another one."""
-        return connection.connection is self._driver and not self._driver.closed
-
-    def fileno(self) -> int:
-        """Return what becomes readable with the next call; OSError once the session has ended."""
-        if self._driver.closed:
-            raise OSError("the session has ended")
-        return int(self._driver.fileno())
-
-    def take(self) -> None:
-        """Take what has come while no statement was under way; OperationalError where that was the session's end."""
-        raw, encoding = self._driver.pgconn, self._driver.info.encoding
-        with self._errors:
-            raw.consume_input()
-            while notify := raw.notifies():
-                self._heard(notify.extra.decode(encoding))
+def calls_within(seconds: float, connection: BaseDatabaseWrapper) -> Iterator[str]:
+    """Yield the table of each call that comes within so many seconds, or came with the answer to a statement."""
+    session: Any = connection.connection
+    with connection.wrap_database_errors:
+        for call in session.notifies(timeout=seconds):
+            yield call.payload

@@ -13,7 +13,7 @@ from django_taskclaim.claim import carried_claim, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
 from django_taskclaim.db import dialect_for
-from django_taskclaim.db.notify import QUIET
+from django_taskclaim.db.notify import QUIET, SILENCE
 from django_taskclaim.handlers import Handler
 from django_taskclaim.limits import LimitReached, Stops
 from django_taskclaim.limits.key_limits import limits_over
@@ -69,8 +69,8 @@ class Feed:
         self.reached: LimitReached | None = None
         #: By ``clock()``, when to look for rows again, and when the last look began.
         self.next_look = self.look_began = 0.0
-        #: By ``clock()``, when the last call came, and until when rows may come in without a call.
-        self.called = self.silent_until = -math.inf
+        #: By ``clock()``, when the last call came.
+        self.called = -math.inf
         #: Rows that are worked on side by side.
         self._abreast = handler.concurrency if handler.is_async else options.threads
         #: So many calls may wait for the executors, so that these do not run dry before the next claim.
@@ -96,8 +96,9 @@ class Feed:
         """
         if self.look_began <= self.called:
             return min(self.next_look, self.look_began + QUIET)
-        is_silent = self.look_began < self.silent_until
-        return min(self.next_look, self.silent_until) if is_silent else self.next_look
+        silence_ends = self.called + SILENCE
+        is_silent = self.look_began < silence_ends
+        return min(self.next_look, silence_ends) if is_silent else self.next_look
 
     def makes_room(self) -> bool:
         """Say whether the next claim may take more once a row has ended."""

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import wait
 from typing import Any
 
 from django.db import connections
@@ -18,7 +17,7 @@ from django.utils.module_loading import import_string
 from django_taskclaim import conf, connecting, contention
 from django_taskclaim.claim import clock, process_name
 from django_taskclaim.db import DatabaseLater, DatabaseNow
-from django_taskclaim.db.notify import SILENCE, Listener, can_hear
+from django_taskclaim.db.notify import calls_within, can_hear, listen
 from django_taskclaim.handlers import Handler
 from django_taskclaim.leases import forget
 from django_taskclaim.limits import NO_REASON, stops_of
@@ -53,16 +52,14 @@ class Calls:
         self._using, self._on_call = using, on_call
         hears = can_hear(connections[using])
         self._feeds = [feed for feed in feeds if hears and feed.handler.wake_up]
-        self._listener: Listener | None = None
+        #: The session of this thread that listens.
+        self._session: Any = None
 
     def listen(self) -> bool:
         """See to it that this thread's session listens; True if the database was asked and has answered."""
-        if not self._feeds:
+        if not self._feeds or self._is_listening():
             return False
-        connection = connections[self._using]
-        if self._listener is not None and self._listener.still_on(connection):
-            return False
-        self._listener = Listener(connection, self._hear)
+        self._session = listen(connections[self._using])
         # What came in before is for the next poll, unless somebody looks now.
         for feed in self._feeds:
             self._hear(feed.table)
@@ -70,24 +67,21 @@ class Calls:
 
     def wait(self, seconds: float, leaving: threading.Event) -> None:
         """Take the calls that come within so many seconds; where none can come, wait for *leaving* so long."""
-        listener = self._listener
-        if listener is None or not listener.still_on(connections[self._using]):
+        if not self._is_listening():
             leaving.wait(seconds)
             return
-        sources: list[Any] = [listener]
-        end = clock() + seconds
-        while (left := end - clock()) > 0:
-            if wait(sources, left):
-                listener.take()
+        for table in calls_within(seconds, connections[self._using]):
+            self._hear(table)
+
+    def _is_listening(self) -> bool:
+        session = connections[self._using].connection
+        return session is not None and session is self._session
 
     def _hear(self, table: str) -> None:
-        now = clock()
         for feed in self._feeds:
             if feed.table == table:
-                is_first = feed.called < feed.look_began
-                feed.called, feed.silent_until = now, now + SILENCE
-                if is_first:
-                    self._on_call()
+                feed.called = clock()
+                self._on_call()
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim.db import notify
-from django_taskclaim.db.notify import Listener, called_for
+from django_taskclaim.db.notify import called_for, calls_within, listen
 from tests.testapp.models import Job, Photo, QuickJob, TextKey
 
 pytestmark = [
@@ -28,18 +28,13 @@ def hear(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
     # No call is followed by silence.
     monkeypatch.setattr(notify, "SILENCE", 0.0)
     other = connections.create_connection("default")
-    other.ensure_connection()
-    calls: list[str] = []
-    listener = Listener(other, calls.append)
+    listen(other)
 
     def new_calls() -> list[str]:
         # What was committed before has arrived with the answer to a statement.
         with other.cursor() as cursor:
             cursor.execute("SELECT 1")
-        listener.take()
-        found = sorted(calls)
-        calls.clear()
-        return found
+        return sorted(calls_within(0.0, other))
 
     yield new_calls
     other.close()
