@@ -5,10 +5,12 @@ it was constructed with another initial state that is allowed, and with nothing 
 """
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from datetime import datetime
 from functools import partial, wraps
 from typing import Any, Self, TypeVar, cast
 
+from django.core.exceptions import ValidationError
 from django.db import connections, models, router, transaction
 
 from django_taskclaim import conf
@@ -160,16 +162,20 @@ class FencedQuerySet(models.QuerySet[M]):
     ) -> int:
         """Django's ``bulk_update``, fenced: where an instance's claim was lost, ClaimLost and nothing written.
 
-        Where one carries a claim, all are written as by a verb: this queryset's conditions do not count.
+        Instances that carry a claim are written as by a verb: this queryset's conditions do not count.
         """
         rows, names = list(objs), list(fields)
         refuse_names(self.model, names, "bulk_update()")
         self._for_write = True
         held = [row for row in rows if standing_claim(row) is not None and claim_on(row, self.db)]
-        write: Callable[..., int] = super().bulk_update
-        if held:
-            write = _all_rows(self.model, self.db).bulk_update
-        return _while_held(held, self.db, partial(write, rows, names, batch_size))
+        claimed, write_others = set(map(id, held)), super().bulk_update
+        others = [row for row in rows if id(row) not in claimed]
+
+        def write() -> int:
+            written: int = _all_rows(self.model, self.db).bulk_update(held, names, batch_size)
+            return written + write_others(others, names, batch_size)
+
+        return _while_held(held, self.db, write)
 
     def bulk_create(
         self,
@@ -324,9 +330,13 @@ def claim_on(row: models.Model, using: str) -> Claim | None:
     claim = claim_of(row)
     if claim is None or claim.alias != using:
         return None
-    key = claim_columns(type(row)).key_of(row)
-    # The text "5" names the row 5.
-    return claim if key == claim.pk or str(key) == str(claim.pk) else None
+    columns = claim_columns(type(row))
+    key = columns.key_of(row)
+    if claim.pk != key:
+        # The text "5" names the row 5.
+        with suppress(ValidationError):
+            key = columns.owner._meta.pk.to_python(key)
+    return claim if claim.pk == key else None
 
 
 def prepare_new_row(row: models.Model) -> None:
