@@ -132,7 +132,7 @@ class ErrorFilter(ClaimFilter):
         failed = model_admin.get_queryset(request).filter(in_state(columns, Status.FAILED))
         names = failed.order_by().values_list(columns.error_class.name, flat=True)
         most = Counter(names[:LOOKED_THROUGH]).most_common(MOST_CHOICES)
-        return [(name, short_name(name)) for name, _n in sorted(most) if name]
+        return [(name, short_name(name)) for name in sorted(name for name, _n in most if name)]
 
     def matching(self, rows: Rows, value: str) -> Rows:
         columns = claim_columns(rows.model)

@@ -236,7 +236,7 @@ def test_a_page_without_a_living_worker_promises_nothing(looks: Client) -> None:
     page = text_of(looks.get(photos(range="6h")))
     assert "reset, ada “mended”" in page, "the flag of the chart"
     assert re.search("no worker is alive.* 5 of 10 ", page)
-    for promise in ("RUNNING", " left"):
+    for promise in ("RUNNING", " left", "rows/s"):
         assert promise not in page
     worker(SILENT)
     page = text_of(looks.get(photos()))

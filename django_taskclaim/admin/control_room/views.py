@@ -242,7 +242,7 @@ class ModelPage(OverviewPage):
             "silent": len(seen.workers) - len(seen.living) if seen else 0,
             "hour": hour,
             "top": max(hour, default=0.0),
-            "rate": snapshot.average_rate(known.hour[-6:-1]),
+            "rate": snapshot.average_rate(known.hour[-6:-1]) if seen and seen.living else 0.0,
         }
 
     def facts(self, request: HttpRequest, form: forms.SettingsForm | None = None) -> dict[str, Any]:
