@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
 from django.db import NotSupportedError, connections
 from django.db.models import Model
@@ -53,10 +53,6 @@ def working_on(model: type[Model]) -> Iterator[None]:
         yield
     finally:
         _working_on.reset(before)
-
-
-#: Which model is stopped, and by what.
-ThrottleKey: TypeAlias = tuple[type[Model], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +148,12 @@ class CircuitBreaker:
     def heard(self, *, good: int = 0, bad: int = 0) -> None:
         """Count outcomes. While it rests they are late ones of before, and are ignored."""
         with self._lock:
-            if self.rests():
-                return
-            if self.state is not None and not good:
-                if bad:
-                    self._trip("a try after a rest failed again")
+            if self.rests() or not good + bad:
                 return
             if self.state is not None:
+                if not good:
+                    self._trip("a try after a rest failed again")
+                    return
                 self.state = None
                 self._begin_to_count()
             if clock() - self._counts_since > self._within:
@@ -204,15 +199,13 @@ class Throttles:
         is_on = conf.setting("BREAKER") is not None
         #: Told how tries of their models ended; empty where the settings have none.
         self.breakers = {model: CircuitBreaker(model) for model in checks_of} if is_on else {}
-        #: What the last report of this process told.
-        self._reported: dict[ThrottleKey, ThrottleState] = {}
         contention_retried.connect(self._count_contention)
 
     # What the claimer asks
 
     def reason_for(self, model: type[Model]) -> str:
         """Return why *model* may not be claimed now, empty while it may; asks no database."""
-        return next((state.reason for (of, _), state in self._states().items() if of is model), "")
+        return next((state.reason for of, _, state in self._states() if of is model), "")
 
     def most(self, model: type[Model]) -> float:
         """Return how many rows of *model* a claim may take: 0 before the checks have answered, 1 after a rest."""
@@ -245,13 +238,8 @@ class Throttles:
             min(due, key=lambda check: check.due_at).begin(self.using)
 
     def report(self) -> list[dict[str, str]]:
-        """Return what holds now, for the report of the process, and log what has begun or ended since the last time."""
-        before, states = self._reported, self._states()
-        self._reported = states
-        for key in before.keys() - states.keys():
-            _log("unthrottled", "%s is throttled no more: %s", key, before[key])
-        for key in states.keys() - before.keys():
-            _log("throttled", "%s is throttled: %s", key, states[key])
+        """Return what holds now, for the report of the process."""
+        states = self._states()
         if not states:
             return []
         now = database_time(self.using)
@@ -262,21 +250,15 @@ class Throttles:
                 "reason": state.reason,
                 "until": (now + timedelta(seconds=state.until - clock())).isoformat(),
             }
-            for (model, source), state in states.items()
+            for model, source, state in states
         ]
 
-    def _states(self) -> dict[ThrottleKey, ThrottleState]:
-        """Return the stops that are in force."""
+    def _states(self) -> list[tuple[type[Model], str, ThrottleState]]:
+        """Return the stops that are in force: which model is stopped, by what, and why."""
         sources: list[HealthCheck | CircuitBreaker] = [*self._checks, *self.breakers.values()]
-        return {
-            (model, one.name): state
+        return [
+            (model, one.name, state)
             for one in sources
             for model in one.models
             if (state := one.state) is not None and clock() < state.until
-        }
-
-
-def _log(event: str, text: str, key: ThrottleKey, state: ThrottleState) -> None:
-    label = key[0]._meta.label
-    facts = {"event": event, "model": label, "source": key[1], "reason": state.reason}
-    logger.warning(text, label, state.reason, extra=facts)
+        ]

@@ -65,6 +65,8 @@ class Feed:
         #: What is stored for the model: what stops everybody's claims, and the ``batch_size`` and ``lease`` that the
         #: next claims follow. None until it has been read; until then no rows are claimed.
         self.stops: Stops | None = None
+        #: Why no rows were claimed when the switch was last read, empty where they were; None before.
+        self.stop: str | None = None
         #: The limit of the whole fleet that kept its last claim from taking more.
         self.reached: LimitReached | None = None
         #: By ``clock()``, when to look for rows again, and when the last look began.

@@ -209,14 +209,15 @@ class Service(WorkerThread):
         not asking in vain, and for people to read.
         """
         for feed in self.feeds:
-            before = self.stop_of(feed)
             feed.stops = stops = stops_of(feed.model, using=self.options.using)
             if stops.pauses or stops.throttled:
                 self.keeper.withdraw(feed.model)
-            now = self.stop_of(feed)
-            if now and now != before:
-                logger.info("%s is %s", feed.model._meta.label, now)
-            if before and not now:
+            before, feed.stop = feed.stop, self.stop_of(feed)
+            if bool(before) != bool(feed.stop):
+                label, event = feed.model._meta.label, "stopped" if feed.stop else "resumed"
+                facts = {"event": event, "model": label, "reason": feed.stop or before}
+                logger.warning("%s is %s", label, feed.stop or "claimed again", extra=facts)
+            if before != "" and not feed.stop:
                 # What stopped its claims is over: look at once, also during a pause.
                 feed.called = clock()
                 self.inflight.wake()

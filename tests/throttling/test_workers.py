@@ -109,9 +109,9 @@ def test_after_a_rest_one_row_is_tried(start_worker: Start) -> None:
     claims = worker.events("claimed")
     assert [record["rows"] for record in claims[:3]] == [31, 1, 1]
     assert claims[2]["at"] - claims[1]["at"] >= 4
-    (throttled,) = worker.events("throttled")
-    assert throttled["source"] == "circuit breaker"
-    wait_until(lambda: worker.events("unthrottled"))
+    stopped = worker.events("stopped")[0]
+    assert "of the last" in stopped["reason"]
+    wait_until(lambda: worker.events("resumed"))
 
 
 @pytest.mark.promise(14)
