@@ -21,8 +21,8 @@ from django_taskclaim.worker.writer import Writer
 #: The longest wait, in seconds, between two tries to claim from a database that is away.
 LONGEST_WAIT = 5.0
 
-#: The same in a process that ends: it has little time left in which its rows can go back.
-LAST_WAIT = 0.5
+#: The wait in a process that ends: it has little time left in which its rows can go back.
+LAST_WAIT = 0.25
 
 #: For so many seconds after a statement its connection is taken to be there still, and not asked.
 USED_LATELY = 5.0
@@ -91,13 +91,9 @@ class Claimer(WorkerThread):
 
     def _rest(self, failures: int) -> None:
         """Wait after a failure, longer after each one; an order to leave ends the wait."""
-        is_leaving = self.leaving.is_set()
-        longest = LAST_WAIT if is_leaving else LONGEST_WAIT
-        seconds = random.uniform(0.5, 1.0) * min(longest, 0.1 * 2 ** min(failures, 10))
-        if is_leaving:
-            time.sleep(seconds)
-        else:
-            self.leaving.wait(seconds)
+        seconds = random.uniform(0.5, 1.0) * min(LONGEST_WAIT, 0.1 * 2 ** min(failures, 10))
+        if self.leaving.wait(seconds):
+            time.sleep(LAST_WAIT)
 
     def _turn(self) -> None:
         """Wait until there is something to do, and do it."""

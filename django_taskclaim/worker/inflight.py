@@ -244,8 +244,8 @@ class InFlight:
 
     def put_back(
         self, which: Callable[[HeldRow], bool] = lambda held: True, *, recall: str = ""
-    ) -> int:
-        """Have those waiting rows released that *which* accepts, and return how many there were.
+    ) -> None:
+        """Have those waiting rows released that *which* accepts.
 
         Where *recall* says why, those that run are asked to stop at their next resting place.
         """
@@ -254,7 +254,6 @@ class InFlight:
                 for item in self._running:
                     if which(item.rows[0]):
                         item.request_cancel(recall)
-            number = 0
             for model, claims in list(self._waiting.items()):
                 taken: list[HeldRow] = []
                 for waiting in claims:
@@ -266,9 +265,7 @@ class InFlight:
                 if not self._waiting[model]:
                     del self._waiting[model]
                 self.give_back(taken)
-                number += len(taken)
             self.wake()
-            return number
 
     def give_back(
         self, rows: Iterable[HeldRow], outcome: Outcome = NOT_STARTED, thread: int | None = None
@@ -285,11 +282,11 @@ class InFlight:
                 self._add(Result(given, outcome, locked=True, thread=thread))
                 self.wake()
 
-    def close(self) -> int:
+    def close(self) -> None:
         """Let nothing more in, put back every waiting row, and ask for those that run."""
         with self._lock:
             self.closed = True
-            return self.put_back(recall="the worker stops")
+            self.put_back(recall="the worker stops")
 
     def release_unwritten(self) -> None:
         """Have rows released whose results could not be written until now."""

@@ -127,9 +127,7 @@ def _value(lookup: str, text: str) -> object:
     """Return the value for ``filter()``: the text itself, but for lookups that take no text."""
     path, _, last = lookup.rpartition(LOOKUP_SEP)
     if path and last == "isnull":
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"{text!r} is neither true nor false")
-        return text.lower() == "true"
+        return models.BooleanField().to_python(text.capitalize())
     if not path or last not in ("in", "range"):
         return text
     parts = text.split(",")

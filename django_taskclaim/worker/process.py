@@ -14,7 +14,6 @@ from typing import NoReturn
 from django_taskclaim.claim import clock
 from django_taskclaim.connecting import work_in_schema
 from django_taskclaim.error_text import redact
-from django_taskclaim.formatting import counted
 from django_taskclaim.worker.batch import Notes, PutBack
 from django_taskclaim.worker.claimer import Claimer
 from django_taskclaim.worker.executors import Executor, HandlerThread, LoopThread
@@ -61,8 +60,6 @@ class Process:
         self._grace: float = options.grace.total_seconds()
         #: By ``clock()``, when what still runs is cut short: one for each who has asked for a stop.
         self._deadlines: list[float] = []
-        #: How many rows went back unstarted for that.
-        self._given_back = 0
         self._recycling = False
 
     # The loop
@@ -81,7 +78,8 @@ class Process:
                 self.stop(NOW if self._deadlines and not self._is_child else self._grace)
             if self._deadlines and not is_stopping:
                 is_stopping = True
-                self._log_stop()
+                running, facts = len(self.inflight.running()), {"event": "stopping"}
+                logger.info("%s stops, %d running", self.options.name, running, extra=facts)
             starts = self.claimer not in self.threads
             if starts and all(thread.started.is_set() for thread in self.threads):
                 # Before the first claim, so that a row that kills this process at once is no failed start.
@@ -158,16 +156,7 @@ class Process:
         """
         self._deadlines.append(clock() + grace)
         self.claimer.leave()
-        self._given_back += self.inflight.close()
-
-    def _log_stop(self) -> None:
-        logger.info(
-            "%s stops: %s given back, %d running",
-            self.options.name,
-            counted(self._given_back, "row"),
-            len(self.inflight.running()),
-            extra={"event": "stopping"},
-        )
+        self.inflight.close()
 
     def _finish(self) -> ExitCode:
         """Give back what still runs, sign off, and return how the process ends."""
