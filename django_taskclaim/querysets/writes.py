@@ -387,9 +387,11 @@ class Renewed(NamedTuple):
     """What became of the rows of one renewal."""
 
     renewed: list[models.Model]
-    #: Neither renewed nor lost: others had them locked, or the database refuses to have some of them written.
+    #: Locked by another transaction at that moment: neither renewed nor lost.
     skipped: list[models.Model]
     lost: list[models.Model]
+    #: Not renewed, because the database refuses to have them, or some among them, written.
+    refused: list[models.Model]
 
 
 def renew_all(rows: object, lease: timedelta | None) -> int:
@@ -398,7 +400,7 @@ def renew_all(rows: object, lease: timedelta | None) -> int:
     outcome = renew(given, lease)
     for row in outcome.renewed:
         show([row], {claim_columns(type(row)).expires_at: models.DEFERRED})
-    known = set(map(id, [*outcome.renewed, *outcome.skipped]))
+    known = set(map(id, [*outcome.renewed, *outcome.skipped, *outcome.refused]))
     if len(known) < len(given.rows):
         raise_lost([row for row in given.rows if id(row) not in known], outcome.renewed)
     return len(outcome.renewed)
@@ -407,7 +409,7 @@ def renew_all(rows: object, lease: timedelta | None) -> int:
 def renew(given: Given, lease: timedelta | None = None) -> Renewed:
     """Extend the leases that stand, of rows of any database; by default for as long as they were asked for."""
     started = clock()
-    result = Renewed([], [], [])
+    result = Renewed([], [], [], [])
     try:
         for held in given.held:
             for asked in {lease or claim.lease for claim in held.claims}:
@@ -419,7 +421,7 @@ def renew(given: Given, lease: timedelta | None = None) -> Renewed:
                     for outcome in send_around(part.target, part.keys, extend, raises=False):
                         for key, name in outcome.items():
                             getattr(result, name).append(left.pop(key))
-                    result.skipped.extend(left.values())
+                    result.refused.extend(left.values())
     finally:
         # Each part is a transaction: an error in one takes nothing back of those before it.
         for claim in carried_claims(result.renewed):

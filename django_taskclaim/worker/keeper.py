@@ -116,7 +116,7 @@ class LeaseKeeper:
         self._renew_by = again = began + min(RENEW_AGAIN, self.renewal_interval() / 4)
         outcome = renew(Given([held.row for held in renewable.values()]))
         # Of many rows that are refused, a few are found each time.
-        self._renew_by = again if outcome.skipped else float("inf")
+        self._renew_by = again if outcome.skipped or outcome.refused else float("inf")
         for row in outcome.skipped:
             # Locked, perhaps by its own handler, and seen to stand: no loss until the next look, a second away.
             held = renewable[id(row)]

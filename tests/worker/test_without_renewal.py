@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 from django.db import connection
 
+from django_taskclaim.claim import clock
 from django_taskclaim.handlers import Handler
 from django_taskclaim.limits import stops_of
 from django_taskclaim.policy import RENEWALS_PER_LEASE
@@ -27,6 +28,7 @@ from django_taskclaim.worker.service import Service
 from tests.factories import make
 from tests.locks import keeping_writers_out
 from tests.proxy import HAS_A_SERVER, CommitProxy, url_through
+from tests.querysets.refusing import FROZEN, refused
 from tests.querysets.support import Rival, fresh
 from tests.testapp.models import Photo
 from tests.worker.conftest import Start, jobs, states, wait_until
@@ -57,6 +59,20 @@ def test_a_handler_hears_that_its_lease_could_not_be_renewed(work: Callable[...,
     assert heard == [False, True]
     row = fresh(row)
     assert (row.status, row.attempts, row.iteration) == ("complete", 0, 0)
+
+
+@pytest.mark.promise(8)
+def test_a_renewal_that_is_refused_does_not_put_off_the_loss(transactional_db: None) -> None:
+    """Nor for the rows that it did not come to, because so many before them were refused."""
+    make(Photo, 12, note=FROZEN)
+    handler, inflight = Handler(Photo, print), InFlight()
+    inflight.add(hold(handler, Photo.objects.claim_batch(12)))
+    for held in inflight.held():
+        held.claim.local_deadline = clock() + 1
+    feed = Feed(handler, WorkerOptions((), "w", "default"))
+    with refused(Photo):
+        keeper.LeaseKeeper("default", [feed], inflight).renew_when_due()
+    assert all(held.is_overdue(clock()) for held in inflight.held())
 
 
 @pytest.mark.promise(12)
