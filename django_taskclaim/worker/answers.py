@@ -13,7 +13,9 @@ from django_taskclaim.columns import (
     LINK,
     as_claimed,
     claim_columns,
+    has_claim_columns,
     is_claimable,
+    is_companion,
     source_link,
 )
 from django_taskclaim.completion import Clear, Mark
@@ -54,15 +56,17 @@ def _names(row: models.Model, by_source: bool) -> tuple[object, ...]:
         link = source_link(kind)
         first, *more = link.key_of(row)
         kind, key = link.source, (first, *more) if more else first
-    return claim or row, key, (kind._meta.concrete_model, key)
+    return claim or row, key, (is_companion(kind), key)
 
 
 def _name(given: object) -> object:
     """Return the name of what a handler answers: an instance that it got, one that it has read itself, or a key."""
     if not isinstance(given, models.Model):
         return given
-    # The model as well: a companion's key may be that of another's source.
-    return claim_of(as_claimed(given)) or (given._meta.concrete_model, given.pk)
+    kind = type(given)
+    key = claim_columns(kind).key_of(given) if has_claim_columns(kind) else given.pk
+    # A companion's key may be that of another's source.
+    return claim_of(as_claimed(given)) or (is_companion(kind), key)
 
 
 def _pairs(answer: object) -> Iterable[tuple[object, object]]:

@@ -1,5 +1,6 @@
 """Batch handlers, coroutine functions and atomic handlers in real workers."""
 
+from collections.abc import Callable
 from threading import Event
 from typing import Any
 
@@ -13,7 +14,7 @@ from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
 from tests.factories import make
-from tests.testapp.models import Effect, Job, Ledger, Photo
+from tests.testapp.models import Child, Effect, Job, Ledger, Parent, Photo
 from tests.worker.conftest import Start, Worker, jobs, states, wait_until
 
 ONE_TRY = {"TASKCLAIM_TEST_ATTEMPTS": "1"}
@@ -47,6 +48,15 @@ def test_a_batch_answers_row_by_row(start_worker: Start) -> None:
     }
     assert stored[keys["value"]].last_error == "not this one"
     assert "said nothing about this row" in stored[keys["unmentioned"]].last_error
+
+
+@pytest.mark.once
+def test_a_batch_answers_by_rows_that_it_has_read_from_the_table_of_the_claim(
+    work: Callable[..., int],
+) -> None:
+    make(Child, 2)
+    assert work(Child, lambda rows: Parent.objects.all(), batch=True, max_attempts=1) == 0
+    assert Child.objects.filter(status="complete").count() == 2
 
 
 @pytest.mark.once
