@@ -22,7 +22,7 @@ LOCK_WAIT = 1000
 #: Our own connection behind a pooler keeps its lock timeout under this name.
 WAIT = "_taskclaim_lock_wait"
 
-#: A connection keeps the isolation level of its transactions under this name.
+#: A connection keeps its session and the isolation level of that session under this name.
 LEVEL = "_taskclaim_isolation"
 
 
@@ -39,14 +39,14 @@ class PostgreSQL(Dialect):
     def _isolates_too_much(self) -> bool:
         """Say whether transactions of this session begin at another level than READ COMMITTED.
 
-        OPTIONS may say so, or the server's configuration, a role's or a database's; asked once a thread, which may open
-        its connection again.
+        OPTIONS may say so, or the server's configuration, a role's or a database's; asked once a session.
         """
-        own = vars(self.connection)
-        if LEVEL not in own:
+        session, level = vars(self.connection).get(LEVEL, (None, ""))
+        if session is None or session is not self.connection.connection:
             ((usual,),) = self.fetch(SQL("SHOW default_transaction_isolation"))
-            own[LEVEL] = configured_isolation(self.connection) or usual
-        return "committed" not in own[LEVEL]
+            level = configured_isolation(self.connection) or usual
+            vars(self.connection)[LEVEL] = self.connection.connection, level
+        return "committed" not in level
 
     @property
     def can_autocommit(self) -> bool:

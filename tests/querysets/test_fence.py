@@ -101,6 +101,14 @@ def test_an_upsert_and_a_key_given_as_text_are_fenced_as_well() -> None:
         assert stored(late) == before
 
 
+def test_a_uuid_given_as_text_without_hyphens_names_the_same_row() -> None:
+    late = claimed(UuidKey)
+    lose(late)
+    late.pk = late.pk.hex
+    with pytest.raises(ClaimLost):
+        late.save()
+
+
 # Inherited tables, and rows that managers hide
 
 

@@ -10,6 +10,7 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 from django.db.models import Exists, OuterRef
 
+from django_taskclaim.db import dialect_for
 from django_taskclaim.exceptions import ClaimLost
 from tests.factories import make
 from tests.querysets.support import (
@@ -203,6 +204,20 @@ def test_under_repeatable_read_claims_meet_and_losses_are_found(strategy: str) -
     assert (fresh(row).status, fresh(row).note) == ("open", "")
     with pytest.raises(ClaimLost):
         Photo.objects.complete([row])
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="Django sets the level of a session")
+@pytest.mark.promise(1, 12)
+def test_a_session_that_begins_at_another_level_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failover may lead to a server of another default."""
+    dialect = dialect_for(connection)
+    assert dialect.can_autocommit
+    level = "-c default_transaction_isolation=serializable"
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "options", level)
+    connection.close()
+    with dialect.own_transaction():
+        assert dialect.sees_new_commits()
+    connection.close()
 
 
 # Starvation
