@@ -21,7 +21,7 @@ from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import AFTER_GRACE, NOW, ExitCode, WorkerOptions
 from django_taskclaim.worker.records import log_to_console, logger, named, summary, touch
 from django_taskclaim.worker.service import Service
-from django_taskclaim.worker.stop_signals import SignalPipe, leave, leave_at_last
+from django_taskclaim.worker.stop_signals import StopSignals, leave, leave_at_last
 from django_taskclaim.worker.threads import WorkerThread, stack_of
 
 #: Seconds that running rows may go on once the supervisor is gone.
@@ -64,7 +64,7 @@ class Process:
 
     # The loop
 
-    def run(self, signals: SignalPipe, send: Callable[[bytes], None]) -> ExitCode:
+    def run(self, signals: StopSignals, send: Callable[[bytes], None]) -> ExitCode:
         """Work until the work is done or a stop is over, and return how the process ends.
 
         It sends ``ready`` once all threads work, and then a sign of life each second.
@@ -73,7 +73,7 @@ class Process:
             thread.start()
         sign_due, is_stopping = 0.0, False
         while not self._has_ended():
-            if signals.count_stops(LOOK_EVERY):
+            if signals.came(LOOK_EVERY):
                 # Without a supervisor to count them, a second signal means now.
                 self.stop(NOW if self._deadlines and not self._is_child else self._grace)
             if self._deadlines and not is_stopping:
@@ -187,7 +187,7 @@ class Process:
 
 
 def run_child(
-    options: WorkerOptions, link: Connection, memory: object, signals: SignalPipe
+    options: WorkerOptions, link: Connection, memory: object, signals: StopSignals
 ) -> NoReturn:
     """Be a child of a supervisor: stop when it says so, and end when it has died.
 
@@ -207,7 +207,7 @@ def run_child(
 
 def run_in_process(options: WorkerOptions) -> int:
     """Be the whole worker, without supervisor or child, and return the exit code; Django is set up already."""
-    with contextlib.closing(SignalPipe()) as signals:
+    with contextlib.closing(StopSignals()) as signals:
         code = Process(options).run(signals, lambda word: touch(options.health_file))
         # Nobody starts another process.
         return ExitCode.CUT_SHORT if code == ExitCode.RECYCLE else code

@@ -5,11 +5,11 @@ import logging
 import os
 import pickle
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from django.db import connections
@@ -65,46 +65,42 @@ def run_unless_stopped(question: Callable[[], None]) -> None:
         raise error
 
 
-class SignalPipe:
-    """Turns stop signals into something that ``select`` can wait for."""
+class StopSignals:
+    """Notes stop signals, for the main thread to ask for."""
 
     def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._writer.setblocking(False)
-        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._before: dict[int, Any] = {one: signal.signal(one, _noted) for one in STOP_SIGNALS}
+        # The one queue that a signal handler may write to while its thread reads.
+        self._came = SimpleQueue[int]()
+        self._before: dict[int, Any] = {one: signal.signal(one, self) for one in STOP_SIGNALS}
         self._blocked: set[int | signal.Signals] = set()
         if hasattr(signal, "pthread_sigmask"):
             # Before any thread starts: a thread that has them blocked passes that on to every subprocess.
             self._blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
+    def __call__(self, number: int, frame: object) -> None:
+        """Be the handler of the signals."""
+        self._came.put(number)
+
     def close(self) -> None:
         """Let signals do what they did before."""
-        signal.set_wakeup_fd(-1)
-        self._reader.close()
-        self._writer.close()
         for one, handler in self._before.items():
             # They were blocked before: this process is about to end, and its threads do not block them.
             signal.signal(one, signal.SIG_IGN if one in self._blocked else handler)
         if self._blocked:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
 
-    def fileno(self) -> int:
-        return self._reader.fileno()
-
-    def count_stops(self, seconds: float = 0.0) -> int:
-        """Wait for signals so long, and return how many ask to stop."""
-        self._reader.settimeout(seconds)
-        with contextlib.suppress(BlockingIOError, TimeoutError):
-            return sum(number in STOP_SIGNALS for number in self._reader.recv(4096))
-        return 0
+    def came(self, seconds: float = 0.0) -> bool:
+        """Wait for a signal so long, and say whether one came; several are told one by one."""
+        with contextlib.suppress(Empty):
+            self._came.get(timeout=seconds)
+            return True
+        return False
 
 
 def _forget_signals() -> None:
-    """Let signals end a process that a handler forks, and reach no pipe of the worker."""
-    # The hook cannot be removed; it does nothing while there is no pipe.
-    if signal.getsignal(signal.SIGTERM) is _noted:
-        signal.set_wakeup_fd(-1)
+    """Let signals end a process that a handler forks."""
+    # The hook cannot be removed; it does nothing where no worker notes them.
+    if isinstance(signal.getsignal(signal.SIGTERM), StopSignals):
         for one in STOP_SIGNALS:
             signal.signal(one, signal.SIG_DFL)
 
@@ -113,16 +109,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_signals)
 
 
-def _noted(number: int, frame: object) -> None:
-    """Do nothing: the wake-up pipe has the signal's number."""
-
-
 def run_spawned(options: bytes, link: Connection, memory: object) -> None:
     """Set Django up, and be the child that the pickled *options* ask for.
 
     The process comes with the stop signals blocked, so it cannot die of one while it imports.
     """
-    signals = SignalPipe()
+    signals = StopSignals()
     import django
 
     django.setup()

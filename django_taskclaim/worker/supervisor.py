@@ -14,13 +14,13 @@ from django_taskclaim.claim import clock
 from django_taskclaim.worker.batch import shared_memory
 from django_taskclaim.worker.options import AFTER_GRACE, NOW, ExitCode, WorkerOptions
 from django_taskclaim.worker.records import logger, touch
-from django_taskclaim.worker.stop_signals import STOP_SIGNALS, SignalPipe, run_spawned
+from django_taskclaim.worker.stop_signals import STOP_SIGNALS, StopSignals, run_spawned
 
 #: So many deaths in a row, each before the child was ready, end the attempts to start it.
 HOPELESS = 5
 #: The pause after the machine had no free process, memory or file for a child.
 NO_ROOM = 5.0
-#: Seconds between two looks at what is due. A signal, a message and the end of a child are noticed at once.
+#: Seconds between two looks at signals and at what is due. A message and the end of a child are noticed at once.
 LOOK_EVERY = 0.25
 #: A child is well while its last sign of life is younger than so many seconds.
 SIGN_WITHIN = 30.0
@@ -107,20 +107,20 @@ class Supervisor:
         """Work until the work is done or a signal says stop, and return the exit code."""
         # Some parents leave it ignored, and then the end of a child goes unnoticed.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        with contextlib.closing(SignalPipe()) as signals:
+        with contextlib.closing(StopSignals()) as signals:
             try:
                 # Its first turn hears a signal that came while the command parsed its options.
                 while self._turn(signals):
-                    self._wait(signals)
+                    self._wait()
                 return self._exit_code()
             finally:
                 for child in self.children:
                     if child.process is not None:
                         child.process.kill()
 
-    def _turn(self, signals: SignalPipe) -> bool:
+    def _turn(self, signals: StopSignals) -> bool:
         """Do what is due; False once all children have ended for good."""
-        for _ in range(signals.count_stops()):
+        while signals.came():
             self._stop()
         for child in self.children:
             child.receive()
@@ -143,11 +143,11 @@ class Supervisor:
             logger.error("%s could not be started: %s", child.options.name, error)
             child.start_at = clock() + NO_ROOM
 
-    def _wait(self, signals: SignalPipe) -> None:
-        """Wait for a signal, a message of a child, or its end."""
+    def _wait(self) -> None:
+        """Wait a moment for a message of a child, or its end."""
         links = [child.link for child in self.children if child.link is not None]
         ends = [child.process.sentinel for child in self.children if child.process is not None]
-        wait([signals.fileno(), *links, *ends], LOOK_EVERY)
+        wait([*links, *ends], LOOK_EVERY)
 
     # Ending
 
