@@ -1,5 +1,6 @@
 """Async twins of plain methods; functions that are async, and work that a plain one returned without running it."""
 
+import functools
 import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -38,7 +39,9 @@ def is_coroutine_function(function: Callable[..., object]) -> bool:
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """Return the dotted name of *function*; of an object, such as a partial, that of its class."""
+    """Return the dotted name of *function*; of a partial that of its function, of an object that of its class."""
+    while isinstance(function, functools.partial):
+        function = function.func
     named: Any = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
 

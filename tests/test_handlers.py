@@ -92,9 +92,9 @@ def test_a_handler_in_models_is_told_where_to_go(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_second_handler_is_refused() -> None:
-    handler(Photo)(plain)
+    handler(Photo)(functools.partial(plain))
     with pytest.raises(ImproperlyConfigured, match="another_coroutine is a second one"):
-        handler(Photo)(another_coroutine)
+        handler(Photo)(functools.partial(another_coroutine))
 
 
 def wrapped(function: Callable[..., Any]) -> Any:
