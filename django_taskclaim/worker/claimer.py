@@ -214,11 +214,9 @@ class Claimer(WorkerThread):
         most = feed.most()
         left = math.inf if self.options.max_rows is None else self.options.max_rows - self.claimed
         size = int(min(most, left, self.service.throttles.most(model)))
-        if size == 0:
-            # Health checks have not answered yet.
-            return not_yet
         self._ensure_usable()
-        if self.leaving.is_set():
+        if size == 0 or self.leaving.is_set():
+            # Health checks have not answered yet, or the signal to stop has come.
             return not_yet
         rows = self._claimed(feed, size)
         if not rows:

@@ -70,9 +70,8 @@ class WorkerOptions:
     @property
     def connections(self) -> int:
         """How many connections one process may open: each handler thread, the claimer, the service, health checks."""
-        has_checks = bool(conf.setting("HEALTH_CHECKS")) or any(
-            handler.health_checks for handler in self.handlers()
-        )
+        own = [handler.health_checks for handler in self.handlers()]
+        has_checks = any([conf.setting("HEALTH_CHECKS"), *own])
         return self.threads + 2 + has_checks
 
     def named(self, number: int) -> Self:

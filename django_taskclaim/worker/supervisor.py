@@ -182,15 +182,11 @@ class Supervisor:
             return
         pause = 0.5 * 2**child.failed_starts if child.failed_starts else 0.1
         child.start_at = clock() + pause
-        logger.error("%s %s; a new one starts in %.1f s", name, _how(code), pause)
+        # The reason of a child that asked for its replacement is in its own log.
+        how = f"died by signal {-code}" if code < 0 else f"ended with code {code}"
+        logger.error("%s %s; a new one starts in %.1f s", name, how, pause)
 
     def _exit_code(self) -> int:
         codes = {child.code for child in self.children}
         worst = (ExitCode.CUT_SHORT, ExitCode.WORK_LEFT)
         return next((code for code in worst if code in codes), ExitCode.ENDED)
-
-
-def _how(code: int) -> str:
-    if code == ExitCode.RECYCLE:
-        return "is replaced, as its log says"
-    return f"died by signal {-code}" if code < 0 else f"died with code {code}"

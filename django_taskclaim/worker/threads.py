@@ -67,7 +67,7 @@ def stack_of(thread: int | None) -> str:
 
 def _waits_for_database(thread: int | None) -> bool:
     """Say whether a thread is in a module of DRIVERS, or in one of SOCKETS that was called there."""
-    frame = sys._current_frames().get(thread or 0)
-    stack = () if frame is None else traceback.walk_stack(frame)
+    # Of a thread that has just ended, this one's own stack, which waits for nothing.
+    stack = traceback.walk_stack(sys._current_frames().get(thread or 0))
     modules = (str(one.f_globals.get("__name__", "")) for one, _ in stack)
     return next((name for name in modules if not name.startswith(SOCKETS)), "").startswith(DRIVERS)

@@ -111,7 +111,7 @@ def test_rows_that_kill_their_process_fail_alone(start_worker: Start) -> None:
     assert set(Job.objects.failed().values_list("pk", flat=True)) == poison
     assert states() == {"complete": 27, "failed": 3}
     assert set(Job.objects.filter(status="complete").values_list("counter", flat=True)) == {1}
-    assert len([one for one in worker.events() if "died with code 9" in one["text"]]) > 5
+    assert len([one for one in worker.events() if "ended with code 9" in one["text"]]) > 5
 
 
 @pytest.mark.once

@@ -22,7 +22,7 @@ def test_a_child_that_dies_before_it_is_ready_is_tried_five_times(start_worker: 
     assert worker.wait() == 1
     said = errors(worker)
     assert len(said) == 5
-    assert all("died with code 7" in text for text in said[:-1])
+    assert all("ended with code 7" in text for text in said[:-1])
     assert "giving up" in said[-1]
     assert states() == {"open": 1}
 
