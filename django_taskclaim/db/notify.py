@@ -10,6 +10,7 @@ from typing import Any
 
 from django.db import connections, models, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.version import get_version_tuple
 
 #: All tables share one channel: the call is the table's name.
 CHANNEL = "taskclaim"
@@ -75,10 +76,12 @@ def call_workers(owner: type[models.Model], using: str) -> None:
 
 
 def can_hear(connection: BaseDatabaseWrapper) -> bool:
-    """Say whether a session of this database hears calls: with psycopg 3, and as the only client of its session."""
+    """Say whether a session of this database hears calls: with psycopg 3.2, and as the only client of its session."""
     driver: Any = connection
     has_a_pooler = connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
-    return driver.Database.__name__ == "psycopg" and not has_a_pooler
+    if driver.Database.__name__ != "psycopg" or has_a_pooler:
+        return False
+    return get_version_tuple(driver.Database.__version__) >= (3, 2)
 
 
 def listen(connection: BaseDatabaseWrapper) -> Any:

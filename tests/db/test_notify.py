@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim.db import notify
-from django_taskclaim.db.notify import called_for, calls_within, listen
+from django_taskclaim.db.notify import called_for, calls_within, can_hear, listen
 from tests.testapp.models import Job, Photo, QuickJob, TextKey
 
 pytestmark = [
@@ -42,6 +43,16 @@ def hear(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
 
 
 Hear = Callable[[], list[str]]
+
+
+def test_a_driver_whose_notifications_have_no_time_limit_hears_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The service thread of a worker would fail again and again without a pause."""
+    driver: Any = connection
+    assert can_hear(connection)
+    monkeypatch.setattr(driver.Database, "__version__", "3.1.20")
+    assert not can_hear(connection)
 
 
 def test_every_way_to_open_rows_calls(hear: Hear) -> None:
