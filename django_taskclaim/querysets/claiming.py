@@ -345,8 +345,8 @@ def take(call: ClaimCall, limit: int) -> list[ClaimedRow]:
     place = call.target.alias, call.target.model
     claims_made[place] += 1
     turn = claims_made[place] % TURN
-    looks_aside = turn == 0 and (cursor is None or cursor.quarantined_at <= clock())
-    if looks_aside and (rows := _take_quarantined(call, cursor)):
+    looks_aside = cursor is None or cursor.quarantined_at <= clock()
+    if turn == 0 and looks_aside and (rows := _take_quarantined(call, cursor)):
         return rows
     rows, scan, scans = [], EVERYTHING, [EVERYTHING]
     if cursor is not None:
@@ -360,7 +360,7 @@ def take(call: ClaimCall, limit: int) -> list[ClaimedRow]:
         rows = _in_order(call.target, rows)
     if cursor is not None:
         cursor.advance(rows, scan, full=len(rows) == limit)
-    return rows or ([] if looks_aside else _take_quarantined(call, cursor))
+    return rows or (_take_quarantined(call, cursor) if turn and looks_aside else [])
 
 
 def _take_quarantined(call: ClaimCall, cursor: Cursor | None) -> list[ClaimedRow]:

@@ -26,7 +26,7 @@ FULL_SCAN_SHARE = 0.1
 #: … but after so many seconds at the latest.
 LONGEST_PAUSE = 10.0
 #: So many priorities are looked at one by one, and then all together.
-MOST_PRIORITIES = 100
+MOST_PRIORITIES = 20
 #: One claim in so many begins with rows that have waited: they stand behind all rows that never waited. One claim in
 #: so many asks for a quarantined row.
 TURN = 10
