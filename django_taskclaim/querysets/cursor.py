@@ -123,6 +123,9 @@ class Cursor:
 
 
 def next_time(began: float, pause: float = 0.0) -> float:
-    """Return when, by ``clock()``, to look once more as since *began*: after *pause* seconds, or later; see above."""
+    """Return when, by ``clock()``, a look that began at *began* and ends now may be repeated.
+
+    That is after *pause* seconds, or later, so that such looks take FULL_SCAN_SHARE of the time; at most LONGEST_PAUSE.
+    """
     now = clock()
     return now + min(LONGEST_PAUSE, max(pause, (now - began) / FULL_SCAN_SHARE))

@@ -90,7 +90,7 @@ class StopSignals:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
 
     def came(self, seconds: float = 0.0) -> bool:
-        """Wait for a signal so long, and say whether one came; several are told one by one."""
+        """Wait at most so many seconds for a signal, and return whether one came; of several, each call takes one."""
         with contextlib.suppress(Empty):
             self._came.get(timeout=seconds)
             return True

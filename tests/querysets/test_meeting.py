@@ -206,7 +206,10 @@ def test_under_repeatable_read_claims_meet_and_losses_are_found(strategy: str) -
         Photo.objects.complete([row])
 
 
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="Django sets the level of a session")
+@pytest.mark.skipif(
+    connection.vendor != "postgresql",
+    reason="needs a default level of the server that Django leaves alone",
+)
 @pytest.mark.promise(1, 12)
 def test_a_session_that_begins_at_another_level_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failover may lead to a server of another default."""
