@@ -48,6 +48,7 @@ def bisect(
     An attempt that fails must have changed nothing. An error that is not of single rows passes on.
     """
     left = deque([rows] if rows else [])
+    suspect: Sequence[T] = ()
     while left:
         part = left.popleft()
         outcome: R | Bad[T]
@@ -58,6 +59,11 @@ def bisect(
                 raise
             if middle := len(part) // 2:
                 left.extendleft([part[middle:], part[:middle]])
+                continue
+            if part is not suspect:
+                # What kept all rows from it may have ended just before *is_of_a_row* asked.
+                suspect = part
+                left.appendleft(part)
                 continue
             outcome = Bad(part[0], error)
         yield outcome

@@ -197,6 +197,32 @@ def test_a_source_that_cannot_be_read_fails_its_own_row_alone() -> None:
 
 
 @pytest.mark.promise(12)
+@pytest.mark.django_db(transaction=True)
+def test_an_outage_that_ends_while_its_error_is_judged_charges_no_row() -> None:
+    """The rows are read once more before any of them is blamed."""
+    rows = claimed_pages(1)
+    name = Page._meta.db_table
+    looks = 0
+
+    def away_for_one_look(execute: Any, *query: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        if looks > 1:
+            return execute(*query)
+        with connections["default"].cursor() as cursor:
+            cursor.cursor.execute(f"ALTER TABLE {name} RENAME TO {name}_away")
+            try:
+                return execute(*query)
+            finally:
+                cursor.cursor.execute(f"ALTER TABLE {name}_away RENAME TO {name}")
+
+    with connections["default"].execute_wrapper(away_for_one_look):
+        assert load_sources(rows) == []
+    assert looks == 3
+    assert rows[0].source.pk
+
+
+@pytest.mark.promise(12)
 @pytest.mark.django_db(databases=["default", "other"], transaction=True)
 def test_rows_go_back_uncharged_while_their_sources_cannot_be_read() -> None:
     """The same worker does them once the other database answers again."""
