@@ -18,9 +18,8 @@ E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model, or the app 
 E051      the archive of a handler is no installed model on a table of its own
 E061      a companion (``SourceMixin``) has no link ``source``
 E062      the link of a companion is not unique
-E064      ``update_fields`` of a companion's handler names a column that both tables have
-E071      a model of ranges names no source
-E074      nothing tells when a growing source has all rows of a range, or ``plan_ahead`` is no number of rows
+E071      a model of ranges names no source, nothing tells when a growing one has all rows of a range, or
+          ``plan_ahead`` is no number of rows
 W001      SQLite transactions do not begin IMMEDIATE
 W003      a lease is so short that renewals cannot keep up
 W009      an atomic handler may hold up all other writers for longer than a quarter of its lease
@@ -48,7 +47,6 @@ from django.db import NotSupportedError, connections, models, router
 from django_taskclaim import conf, error_text
 from django_taskclaim.columns import (
     LINK,
-    SourceLink,
     claim_columns,
     has_claim_columns,
     is_claimable,
@@ -60,14 +58,13 @@ from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.fields import ClaimColumn, PriorityField
 from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.handlers import WAITS_PER_LEASE, Handler, handler_for
-from django_taskclaim.models import ClaimBase, RangeMixin
+from django_taskclaim.models import ClaimBase, RangeMixin, SourceKey
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.monitoring.server.base import TAG, message
 from django_taskclaim.policy import SHORTEST_LEASE
-from django_taskclaim.querysets.completing import PREFIX, writable
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.ranges import refuse_unplannable
-from django_taskclaim.ranges.keys import RangeTarget, source_of
+from django_taskclaim.ranges.keys import RangeTarget
 from django_taskclaim.switch import claimable_models, holds, places_of
 from django_taskclaim.throttling.health import loaded
 
@@ -218,47 +215,22 @@ def _companion(model: type[models.Model]) -> Iterator[CheckMessage]:
     except TypeError as error:
         yield message("E061", str(error), one_to_one % "Photo", model)
         return
-    label, source = model._meta.label, link.source.__name__
-    if not _is_unique(link):
-        text = f"{label}.{LINK} is not unique, so one source could have two rows."
-        yield message("E062", text, one_to_one % source, model)
-    alias = router.db_for_write(model)
-    # Results of a source on another database are refused as they are stored.
-    is_beside = link.alias_beside(alias) == alias
-    if is_beside and is_claimable(model) and (found := handler_for(model)):
-        yield from _results(found, link)
-
-
-def _is_unique(link: SourceLink) -> bool:
-    names = {field.name for field in link.own}
-    meta: Any = link.companion._meta
-    together = [*meta.unique_together, *(one.fields for one in meta.total_unique_constraints)]
-    return names in map(set, together) or (len(link.own) == 1 and link.own[0].unique)
-
-
-def _results(handler: Handler, link: SourceLink) -> Iterator[CheckMessage]:
-    """E064: a result that two tables have a column for."""
-    own, label = writable(handler.model), link.source._meta.label
-    if both := sorted(set(handler.update_fields) & own & writable(link.source)):
-        text = f"{handler.name} stores {listed(both)}, which the companion and {label} both have."
-        hint = f"update_fields=[{PREFIX + both[0]!r}] is the column of {label}, which the handler receives."
-        yield message("E064", text, hint, handler.model)
+    # The columns of a SourceKey are unique together.
+    if not (link.field.unique or isinstance(link.field, SourceKey)):
+        text = f"{model._meta.label}.{LINK} is not unique, so one source could have two rows."
+        yield message("E062", text, one_to_one % link.source.__name__, model)
 
 
 def _ranges(model: type[models.Model]) -> Iterator[CheckMessage]:
-    try:
-        source_of(model)
-    except TypeError as error:
-        yield message("E071", str(error), 'source = Photo, or source = "photos.Photo"', model)
-        return
     alias = router.db_for_write(model)
-    # A database of another kind has E016.
-    if is_claimable(model) and is_supported(connections[alias]):
-        try:
-            refuse_unplannable(RangeTarget(model, alias))
-        except (TypeError, ValueError) as error:
-            hint = "commits_within = timedelta(minutes=10); plan_ahead = 100_000"
-            yield message("E074", str(error), hint, model)
+    # Others have E005, and databases of another kind E016.
+    if not (is_claimable(model) and is_supported(connections[alias])):
+        return
+    try:
+        refuse_unplannable(RangeTarget(model, alias))
+    except (TypeError, ValueError) as error:
+        hint = 'source = "photos.Photo"; commits_within = timedelta(minutes=10)'
+        yield message("E071", str(error), hint, model)
 
 
 # Handlers

@@ -12,7 +12,7 @@ from django.test.utils import isolate_apps
 
 from django_taskclaim.checks import problems_of
 from django_taskclaim.companions import CompanionManager, CompanionQuerySet
-from django_taskclaim.handlers import handler, unregister
+from django_taskclaim.handlers import unregister
 from django_taskclaim.models import ClaimMixin, PrefixedTaskMixin, SourceKey, SourceMixin, TaskMixin
 from tests import documents
 from tests.companions.app.models import FarPage, Line, Page
@@ -34,25 +34,11 @@ def link(to: Any = Page, field: Any = models.OneToOneField) -> Any:
     return field(to, models.CASCADE, related_name="+")
 
 
-def unique_sources() -> type:
-    only_one = models.UniqueConstraint(fields=["source"], name="one_row_for_each_source")
-    return type("Meta", (), {"app_label": "sources", "constraints": [only_one]})
-
-
 def ids(model: Any) -> list[str]:
     """Return the ids of what the system checks find wrong with a companion."""
     found = list(problems_of(model))
     assert all(message.hint for message in found)
     return [str(message.id).removeprefix("taskclaim.") for message in found]
-
-
-def with_handler(model: Any, *names: str) -> list[str]:
-    """Return what is wrong while a handler has these results."""
-    handler(model, update_fields=names)(len)
-    try:
-        return ids(model)
-    finally:
-        unregister(model)
 
 
 class Loud(CompanionQuerySet):
@@ -69,7 +55,8 @@ class Loud(CompanionQuerySet):
         ((), {}, ["E061"]),
         ((), {"source": models.IntegerField}, ["E061"]),
         ((), {"source": lambda: link(field=models.ForeignKey)}, ["E062"]),
-        ((), {"source": lambda: link(field=models.ForeignKey), "Meta": unique_sources}, []),
+        ((), {"source": lambda: SourceKey(FarPage)}, []),
+        ((), {"source": lambda: SourceKey(Line)}, []),
     ],
 )
 def test_a_link_that_cannot_work_is_a_check_error(
@@ -78,17 +65,6 @@ def test_a_link_that_cannot_work_is_a_check_error(
     model = declare(*mixins, **{name: make() for name, make in body.items()})
     assert ids(model) == found
     assert found or hasattr(model.objects.all(), "populate")
-
-
-@isolate_apps(APP)
-def test_a_column_that_both_tables_have_must_be_told_apart() -> None:
-    free = declare(name="Free", source=SourceKey(FarPage), title=models.CharField(max_length=100))
-    both = declare(name="Both", source=link(), words=models.IntegerField(null=True))
-    assert ids(free) == []
-    # The source's is on another database, which no result can reach.
-    assert with_handler(free, "title") == []
-    assert with_handler(both, "words") == ["E064"]
-    assert with_handler(both, "source__words", "title") == []
 
 
 def changes(before: ProjectState, *described: Any) -> Any:

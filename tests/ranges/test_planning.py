@@ -105,11 +105,11 @@ def ids(model: Any) -> set[str]:
     ("model", "values", "found"),
     [
         (LogRange, {}, set()),
-        (LogRange, {"commits_within": 0}, {"E074"}),
+        (LogRange, {"commits_within": 0}, {"E071"}),
         # Random keys have no end, and keys that programs give come in any order.
-        (LogRange, {"commits_within": None, "source": UuidSource}, {"E074"}),
-        (LogRange, {"commits_within": None, "source": TextSource}, {"E074"}),
-        (IntRange, {"plan_ahead": True}, {"E074"}),
+        (LogRange, {"commits_within": None, "source": UuidSource}, {"E071"}),
+        (LogRange, {"commits_within": None, "source": TextSource}, {"E071"}),
+        (IntRange, {"plan_ahead": True}, {"E071"}),
         (IntRange, {"source": "testapp.Nothing"}, {"E071"}),
     ],
 )
