@@ -15,7 +15,6 @@ E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or retu
 E016      a database that holds a claimable model is of a kind that nothing is claimed on, or SQLite before 3.35
 E031      a health check of a handler, or of ``TASKCLAIM["HEALTH_CHECKS"]``, leads to nothing, or to what is no check
 E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model, or the app that keeps histories is not installed
-E051      the archive of a handler is no installed model on a table of its own
 E061      a companion (``SourceMixin``) has no link ``source``
 E062      the link of a companion is not unique
 E071      a model of ranges names no source, nothing tells when a growing one has all rows of a range, or
@@ -269,19 +268,9 @@ def _health_checks(handler: Handler) -> Iterator[CheckMessage]:
 
 
 def _archive(handler: Handler) -> Iterator[CheckMessage]:
-    model, archive, completion = handler.model, None, handler.completion
-    if not isinstance(completion, Archive):
+    if not isinstance(handler.completion, Archive):
         return
-    with suppress(LookupError, ValueError):
-        archive = completion.model
-    own: set[Any] = {model._meta.concrete_model, *model._meta.all_parents}
-    if archive is None or archive._meta.abstract or archive._meta.parents or archive in own:
-        text = (
-            f"The archive of {handler.name} must be another installed model on a table of its own, and"
-            f" {completion.to!r} is none."
-        )
-        yield message("E051", text, f"class {model.__name__}Archive(models.Model):", model)
-        return
+    model, archive = handler.model, handler.completion.to
     there = {field.attname for field in archive._meta.concrete_fields}
     parents = model._meta.parents.values()
     lost = [

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Literal, TypeAlias
 
-from django.apps import apps
 from django.db import models
 from django.utils.translation import gettext_noop
 
@@ -42,21 +41,17 @@ class Delete(Completion):
 class Archive(Completion):
     """The row is moved to another model on the same database, results and all, in one transaction.
 
-    *to* is the model or its label (``"photos.DonePhoto"``). Columns of the same name are copied. What only the archive
-    has takes its default, asked for once a statement. The row is then deleted as by ``Delete``.
+    *to* is that model, on one table of its own. Columns of the same name are copied. What only the archive has takes
+    its default, asked for once a statement. The row is then deleted as by ``Delete``.
     """
 
-    to: type[models.Model] | str
+    to: type[models.Model]
     note: ClassVar[str] = gettext_noop("rows that are done are moved to the archive")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.to, str) and not isinstance(self.to, models.base.ModelBase):
-            raise TypeError(f"Archive() takes a model or its label, not {self.to!r:.200}.")
-
-    @property
-    def model(self) -> type[models.Model]:
-        """The archive; LookupError where no installed model has the label."""
-        return apps.get_model(self.to) if isinstance(self.to, str) else self.to
+        meta = getattr(self.to, "_meta", None)
+        if meta is None or meta.abstract or meta.parents:
+            raise TypeError(f"Archive() takes a model on one table, not {self.to!r:.200}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from django.db.models.expressions import Combinable
 
 from django_taskclaim import columns, conf
 from django_taskclaim.awaitables import is_coroutine_function, name_of
-from django_taskclaim.completion import Clear, CompletionOption, Mark
+from django_taskclaim.completion import Archive, Clear, CompletionOption, Mark
 from django_taskclaim.conf import accepting
 from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.db.notify import called_for
@@ -177,8 +177,8 @@ class HandlerOptions(TypedDict, total=False):
     errors: Mapping[type[BaseException], Rule] | None
 
 
-def handler(model: type[models.Model] | str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
-    """Register the decorated function as what workers do with each row of *model*, a class or ``"photos.Photo"``.
+def handler(model: type[models.Model], **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
+    """Register the decorated function as what workers do with each row of *model*.
 
     The function, plain or ``async def``, gets one row. When it returns, the row is completed. When it raises, the row
     is tried again later or fails: ``Permanent`` fails it at once, ``RetryLater`` puts it back uncounted. A handler
@@ -242,18 +242,9 @@ def _register(
 
 
 def _model_of(given: object) -> type[models.Model]:
-    """Return the model that ``@handler`` was given, or the one that its label names."""
-    if isinstance(given, str):
-        try:
-            return apps.get_model(given)
-        except (LookupError, ValueError) as error:
-            raise ImproperlyConfigured(
-                f"{given!r} names no installed model. Write 'app_label.Model'."
-            ) from error
+    """Return the model that ``@handler`` was given."""
     if not (inspect.isclass(given) and issubclass(given, models.Model)):
-        raise TypeError(
-            f"@handler takes a model, such as Photo or 'photos.Photo', not {given!r:.200}."
-        )
+        raise TypeError(f"@handler takes a model, such as @handler(Photo), not {given!r:.200}.")
     if given._meta.abstract:
         raise TypeError(
             f"{given.__name__} is abstract and has no rows. Write a line for each model that inherits from it."
@@ -275,6 +266,9 @@ def _mistakes(new: Handler) -> Iterator[str]:
         yield f"has a queryset of {rows.model._meta.label}, not of {new.model._meta.label}"
     elif rows is not None and not hasattr(rows, "claim_batch"):
         yield f"has a {type(rows).__name__} without claim_batch() as its queryset"
+    own_tables: set[Any] = {new.model._meta.concrete_model, *new.model._meta.all_parents}
+    if isinstance(new.completion, Archive) and new.completion.to._meta.concrete_model in own_tables:
+        yield "must archive its rows on another table than their own"
     if isinstance(new.completion, Clear) and None in (own.not_before, own.attempts):
         yield f"opens rows again, which needs RetryMixin: class {new.model.__name__}(RetryMixin, ClaimMixin)"
     if reason := _why_not_one(new.function):

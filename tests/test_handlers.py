@@ -78,7 +78,7 @@ def test_what_cannot_work_is_refused_and_named(
 
 
 @pytest.mark.promise(14)
-@pytest.mark.parametrize("model", ["unknown.Foto", Photo(), ClaimMixin, Effect, plain])
+@pytest.mark.parametrize("model", ["testapp.Photo", Photo(), ClaimMixin, Effect, plain])
 def test_what_is_no_claimable_model_is_refused(model: Any) -> None:
     with pytest.raises((TypeError, ImproperlyConfigured), match=r"model|abstract|claim columns"):
         handler(model)(plain)

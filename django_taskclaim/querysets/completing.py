@@ -64,7 +64,7 @@ def _completion(target: ClaimTarget, names: Collection[str]) -> Write:
             pause = {"not_before": policy.pause}
             verb.sets = {**scope.AS_NEW, **pause, "completed_at": scope.NOW, **scope.OPEN_AGAIN}
         case Archive():
-            verb.shown, verb.then = AS_LEFT, [partial(_copy, policy.model), _remove]
+            verb.shown, verb.then = AS_LEFT, [partial(_copy, policy.to), _remove]
         case Delete():
             verb.shown, own, inherited = AS_LEFT, [], []
             verb.deletes = can_fast_delete(target)

@@ -89,21 +89,6 @@ def test_wrong_models_are_reported_and_right_ones_are_not(project: Project) -> N
     assert "objects = ClaimManager()" in texts["plain_manager"]
 
 
-# Handlers
-
-ARCHIVE = (
-    "from django_taskclaim.completion import Archive\n@handler(Photo, completion=Archive('x.Y'))"
-)
-
-
-def test_an_archive_that_is_none_is_reported_and_a_label_is_not(project: Project) -> None:
-    for name, line in {"label": "@handler('label.photo')", "archive": ARCHIVE}.items():
-        project.add(name, PHOTO, f"{line}\ndef measure(photo): ...\n")
-    ids, texts = checked(project)
-    assert ids == {"archive": "E051"}
-    assert "another installed model" in texts["archive"]
-
-
 # Settings
 
 EVERY_SETTING = """

@@ -133,7 +133,7 @@ def test_what_is_done_is_moved_with_its_results(rule: Rule) -> None:
     ("model", "archive"), [(CompositeKey, CompositeArchive), (Child, ChildArchive)]
 )
 def test_rows_of_other_shapes_are_moved(model: Any, archive: Any, rule: Rule) -> None:
-    rule(model, completion=Archive(f"testapp.{archive.__name__}"))
+    rule(model, completion=Archive(archive))
     rows = claimed(model, 3, note=lambda i: str(i))
     keys = [row.pk for row in rows]
     lose(rows[2])
