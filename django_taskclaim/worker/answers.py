@@ -32,41 +32,34 @@ Said: TypeAlias = list[BaseException | str | None]
 UNMENTIONED = "The batch handler said nothing about this row."
 
 
-def of_answer(rows: Sequence[models.Model], answer: object, *, by_source: bool) -> Said:
+def of_answer(rows: Sequence[models.Model], answer: object) -> Said:
     """Return what a batch handler's *answer* says of each row: None for done, else what went wrong.
 
     The answer is a mapping from rows or their keys to outcomes, or an iterable of rows and keys
     that are done and of pairs of a row and its outcome. An outcome is None for done, or an exception. A row that is
-    not mentioned has failed. *by_source* says that the handler got the sources of the rows, and names those, or their
-    keys. Raises TypeError for an answer that is nothing of the kind.
+    not mentioned has failed. The handler of companions got their sources, and names those, or their keys.
+    Raises TypeError for an answer that is nothing of the kind.
     """
-    said = {_name(row): outcome for row, outcome in _pairs(answer)}
-    return [
-        _outcome(next((said[one] for one in _names(row, by_source) if one in said), UNMENTIONED))
-        for row in rows
-    ]
+    said = {_key(one): outcome for one, outcome in _pairs(answer)}
+    return [_outcome(said.get(_key(row), UNMENTIONED)) for row in rows]
 
 
-def _names(row: models.Model, by_source: bool) -> tuple[object, ...]:
-    """Return what an answer may call the row by: its claim, for any instance that carries it, and its key."""
-    claim, kind = claim_of(row), type(row)
-    # A handler may have deleted the row since, or saved its instance as another row.
-    key = row.pk if claim is None else claim.pk
-    if by_source:
-        link = source_link(kind)
-        first, *more = link.key_of(row)
-        kind, key = link.source, (first, *more) if more else first
-    return claim or row, key, (is_companion(kind), key)
+def _key(given: object) -> object:
+    """Return the key by which an answer names a row: that of the row itself, or of a companion's source.
 
-
-def _name(given: object) -> object:
-    """Return the name of what a handler answers: an instance that it got, one that it has read itself, or a key."""
+    *given* is such a key, an instance that the handler got, or one that it has read itself.
+    """
     if not isinstance(given, models.Model):
         return given
-    kind = type(given)
-    key = claim_columns(kind).key_of(given) if has_claim_columns(kind) else given.pk
-    # A companion's key may be that of another's source.
-    return claim_of(as_claimed(given)) or (is_companion(kind), key)
+    row = as_claimed(given)
+    kind = type(row)
+    if is_companion(kind):
+        first, *more = source_link(kind).key_of(row)
+        return (first, *more) if more else first
+    # A handler may have deleted the row since, or saved its instance as another row.
+    if (claim := claim_of(row)) is not None:
+        return claim.pk
+    return claim_columns(kind).key_of(row) if has_claim_columns(kind) else row.pk
 
 
 def _pairs(answer: object) -> Iterable[tuple[object, object]]:
@@ -107,20 +100,38 @@ def unsaved_columns(handler: Handler) -> "UnsavedColumns":
 
 
 class UnsavedColumns:
-    """Compares the first rows of one handler with what they were before each call."""
+    """Compares the first rows of one handler with what they were before each call, until one tells of a mistake."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         #: So many rows are still to be compared.
         self.left = COMPARED
-        self._warned: set[str] = set()
 
     def before(self, rows: Sequence[models.Model]) -> list[_Before]:
         """Return what the handler is given, with its values; nothing once enough rows have been compared."""
         rows = rows[: self.left]
-        self.left -= len(rows)
+        # Another thread may have taken the last ones meanwhile.
+        self.left = max(0, self.left - len(rows))
         given = [getattr(row, LINK) if self._handler.gets_sources else row for row in rows]
         return [(row, one, dict(vars(one))) for row, one in zip(rows, given, strict=True)]
+
+    def warn(self, seen: Sequence[_Before]) -> None:
+        """Warn, once, where the handler has set columns of which the database still has the old values."""
+        for row, instance, before in seen:
+            changed = _changed(self._unwritten(instance), before, vars(instance))
+            # Without a claim it was saved as another row.
+            if not changed or claim_of(row) is None:
+                continue
+            stored = models.QuerySet[models.Model](type(instance), using=instance._state.db)
+            with suppress(Error, ObjectDoesNotExist):
+                there = stored.filter(pk=instance.pk).values(*(one.attname for one in changed))
+                # Another value was written by somebody, or made by the database.
+                written = _changed(changed, before, there.get())
+                if unsaved := [one.name for one in changed if one not in written]:
+                    self.left = 0
+                    prefix = "" if instance is row else PREFIX
+                    self._log(row, [prefix + name for name in unsaved])
+                    return
 
     def _unwritten(self, instance: models.Model) -> list[AnyField]:
         """Return the columns that a completion of the row neither removes nor writes."""
@@ -134,37 +145,13 @@ class UnsavedColumns:
         fields = [field for field in kind._meta.concrete_fields if field.attname in names]
         return [field for field in fields if field not in written]
 
-    def warn(self, seen: Sequence[_Before]) -> None:
-        """Warn, once for each column, where the handler has set it and the database still has the old value."""
-        for row, instance, before in seen:
-            changed = _changed(self._unwritten(instance), before, vars(instance))
-            # Without a claim it was saved as another row.
-            if not changed or claim_of(row) is None:
-                continue
-            stored = models.QuerySet[models.Model](type(instance), using=instance._state.db)
-            with suppress(Error, ObjectDoesNotExist):
-                there = stored.filter(pk=instance.pk).values(*(one.attname for one in changed))
-                # Another value was written by somebody, or made by the database.
-                written = _changed(changed, before, there.get())
-                self._log(row, instance, [one for one in changed if one not in written])
-
-    def _log(self, row: models.Model, instance: models.Model, fields: Sequence[AnyField]) -> None:
-        prefix = "" if instance is row else PREFIX
-        columns = [f"{prefix}{one.name}" for one in fields if one.name not in self._warned]
-        self._warned.update(one.name for one in fields)
-        if not columns:
-            return
+    def _log(self, row: models.Model, columns: list[str]) -> None:
         names = ", ".join(f'"{name}"' for name in (*self._handler.update_fields, *columns))
         logger.warning(
             "%s: %s set %s, but nothing writes it, so this row and others are completed without it."
             " Register the handler with update_fields=[%s], or call save() in it.",
             *(named(row), self._handler.name, listed(columns), names),
-            extra={
-                "event": "unsaved",
-                "model": self._handler.model._meta.label,
-                "keys": [str(row.pk)],
-                "columns": columns,
-            },
+            extra={"event": "unsaved", "keys": [str(row.pk)], "columns": columns},
         )
 
 

@@ -432,4 +432,4 @@ def _said(handler: Handler, rows: Sequence[models.Model], answer: object) -> Sai
         return None
     refuse_not_run(answer, handler.function, may_yield=handler.batch)
     # What is yielded is part of the call, and of its transaction.
-    return of_answer(rows, answer, by_source=handler.gets_sources) if handler.batch else None
+    return of_answer(rows, answer) if handler.batch else None
