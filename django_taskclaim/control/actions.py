@@ -197,18 +197,9 @@ STOP = Instruction(
     ),
     done=_("told to stop"),
 )
-GIVE_BACK = Instruction(
-    name="release",
-    label=pgettext_lazy("command", "release"),
-    sentence=_(
-        "A living worker gives back what it has not started, and goes on. Of a silent one all rows are opened again,"
-        " and what it still writes is refused."
-    ),
-    done=_("told to give back"),
-)
 
 #: The commands that one worker process can be given, by name.
-WORKER_COMMANDS = {one.name: one for one in (DRAIN, STOP, GIVE_BACK)}
+WORKER_COMMANDS = {one.name: one for one in (DRAIN, STOP)}
 
 #: What was done, by the name in the audit; an action of the project's own is not among them.
 DONE: dict[str, Text] = {

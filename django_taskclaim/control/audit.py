@@ -24,8 +24,6 @@ from django_taskclaim.error_text import clean
 from django_taskclaim.formatting import counted, format_duration
 from django_taskclaim.models import Switch, WorkerProcess
 from django_taskclaim.monitoring.overview import workers
-from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.states import WORKER_MARK
 from django_taskclaim.switch import (
     SwitchError,
     claimable_models,
@@ -183,7 +181,7 @@ def _recording(
 def send_command(
     worker_name: str, command: str, *, by: object, reason: str = "", using: str
 ) -> None:
-    """Tell one worker process to ``drain``, ``stop`` or ``release``; it obeys within five seconds.
+    """Tell one worker process to ``drain`` or to ``stop``; it obeys within five seconds.
 
     Another command replaces one that it has not obeyed yet. Each model that it serves gets an act. Refused inside a
     transaction, as the verbs refuse it. ValueError in one sentence for an unknown command, and for a process
@@ -202,7 +200,9 @@ def send_command(
     if worker is None:
         raise ValueError(_("No worker is listed as %(name)s.") % {"name": repr(worker_name)})
     if not worker.alive:
-        text = _("%(worker)s has been silent for a while, and would not obey. Release its rows.")
+        text = _(
+            "%(worker)s has been silent for a while, and would not obey. Its rows come back when their leases end."
+        )
         raise ValueError(text % {"worker": worker.name})
     # A lock that is kept on this row would keep the process from its reports, and its leases.
     with transaction.atomic(using=using, durable=True):
@@ -212,15 +212,6 @@ def send_command(
     facts: dict[str, Any] = {"by": by, "reason": why, "using": using}
     for model in tables_of(worker):
         record_action(model, "worker command", key=worker.name, **facts)
-
-
-def rows_held_by(
-    worker: WorkerProcess, model: type[models.Model], using: str
-) -> ClaimQuerySet[Any]:
-    """Return the rows of *model* that a process holds: to ``take_back()`` those of one that is dead."""
-    holder = claim_columns(model).claimed_by.name
-    rows: ClaimQuerySet[Any] = ClaimQuerySet(model, using=using)
-    return rows.filter(**{f"{holder}__startswith": f"{worker.name}{WORKER_MARK}"})
 
 
 def models_of(worker: WorkerProcess) -> list[type[models.Model]]:

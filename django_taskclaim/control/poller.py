@@ -100,7 +100,6 @@ def _drain(service: Service) -> None:
 _DOING: dict[str, Callable[[Service], object]] = {
     "drain": _drain,
     "stop": lambda service: signal.raise_signal(signal.SIGTERM),
-    "release": lambda service: service.inflight.put_back(),
 }
 
 

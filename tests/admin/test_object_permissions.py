@@ -175,12 +175,12 @@ def test_an_order_needs_every_model_that_the_worker_serves(
     """By permission and by the ModelAdmin of each; a page orders the workers of its own model."""
     worker(labels=["testapp.Photo", "testapp.Job"])
     client = somebody(*OPERATE)
-    assert client.get(command_url("release")).status_code == 403
-    assert client.post(command_url("release"), {"reason": ""}).status_code == 403
+    assert client.get(command_url("drain")).status_code == 403
+    assert client.post(command_url("drain"), {"reason": ""}).status_code == 403
     assert not WorkerProcess.objects.exclude(command="").exists()
     other = somebody(*OPERATE, "testapp.change_job")
-    assert other.post(command_url("release"), {"reason": ""}).status_code == 302
-    assert WorkerProcess.objects.get().command == "release"
+    assert other.post(command_url("drain"), {"reason": ""}).status_code == 302
+    assert WorkerProcess.objects.get().command == "drain"
 
     worker("elsewhere@h:1", labels=["testapp.Job"])
     assert boss.post(command_url("stop", "elsewhere@h:1"), {"reason": ""}).status_code == 403

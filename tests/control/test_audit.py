@@ -97,8 +97,8 @@ def test_an_act_whose_record_fails_is_done_all_the_same(caplog: pytest.LogCaptur
 def test_a_command_that_nobody_can_obey_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     known = worker(SILENT, silent=True)
     for name, command, why in (
-        (SILENT, "drain", "Release its rows"),
-        (SILENT, "explode", "'explode'; it knows drain, stop, release"),
+        (SILENT, "drain", "would not obey"),
+        (SILENT, "explode", "'explode'; it knows drain, stop"),
         ("nobody", "stop", "No worker is listed as 'nobody'"),
     ):
         with pytest.raises(ValueError, match=why):
@@ -107,4 +107,4 @@ def test_a_command_that_nobody_can_obey_is_refused(monkeypatch: pytest.MonkeyPat
     assert known.command == ""
     monkeypatch.setattr("django_taskclaim.control.audit.is_on", lambda using: False)
     with pytest.raises(ImproperlyConfigured, match="its tables on the database 'default'"):
-        send_command(SILENT, "release", by="ada", using="default")
+        send_command(SILENT, "stop", by="ada", using="default")

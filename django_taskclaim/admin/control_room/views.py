@@ -277,36 +277,27 @@ class ModelPage(OverviewPage):
     # What a person can do
 
     def command(self, request: HttpRequest, page: str) -> HttpResponseBase:
-        """Ask for confirmation, and then give one worker process the command to drain, stop or release."""
+        """Ask for confirmation, and then give one worker process the command to drain or to stop."""
         if not is_on(self.alias):
             raise Http404
         action, name = actions.WORKER_COMMANDS[page], request.GET.get("worker", "")
         worker = next((one for one in workers(self.alias) if one.name == name), None)
-        if worker is None:
-            gone = _("Nothing was changed: no worker is listed as %(name)s any more.")
-            messages.warning(request, gone % {"name": name})
-            return redirect(self.url)
+        # A worker may serve models that this user may not operate on. To one that has left nothing is sent.
+        allowed = worker is None or (
+            worker.serves(self.model)
+            and all(
+                ModelPage(self.site, one).may("operate", request) for one in audit.models_of(worker)
+            )
+        )
 
         def run(answer: Answer) -> HttpResponseBase:
-            if worker.alive or action is not actions.GIVE_BACK:
-                facts: dict[str, Any] = {"by": request.user, "using": self.alias, **answer}
-                told = _("The worker process %(worker)s has been told.") % {"worker": name}
-                return self.attempt(request, partial(audit.send_command, name, page, **facts), told)
-            # It would obey no command.
-            reason = " – ".join(filter(None, [name, answer["reason"]]))
-            for model in audit.tables_of(worker):
-                rows = audit.rows_held_by(worker, model, self.alias)
-                model_admin = self.site._registry.get(model)
-                run_action(request, actions.RELEASE, rows, model_admin=model_admin, reason=reason)
-            return redirect(self.url)
+            facts: dict[str, Any] = {"by": request.user, "using": self.alias, **answer}
+            told = _("The worker process %(worker)s has been told.") % {"worker": name}
+            return self.attempt(request, partial(audit.send_command, name, page, **facts), told)
 
         return self.ask(
             request,
-            # A worker may serve models that this user may not operate on.
-            allowed=worker.serves(self.model)
-            and all(
-                ModelPage(self.site, one).may("operate", request) for one in audit.models_of(worker)
-            ),
+            allowed=allowed,
             title=f"{capfirst(str(action.label))}: {name}",
             sentence=str(action.sentence),
             form=forms.ReasonForm,
