@@ -13,7 +13,6 @@ E007      ``client_flag`` in OPTIONS takes away FOUND_ROWS (MySQL, MariaDB)
 E012      a database that holds a claimable model has ``AUTOCOMMIT`` False
 E013      the hook ``TASKCLAIM["REDACT"]`` cannot be imported or called, or returns no text
 E016      a database that holds a claimable model is of a kind that nothing is claimed on, or SQLite before 3.35
-E031      a health check of a handler, or of ``TASKCLAIM["HEALTH_CHECKS"]``, leads to nothing, or to what is no check
 E041      ``TASKCLAIM["HISTORY"]`` names what is no claimable model, or the app that keeps histories is not installed
 E061      a companion (``SourceMixin``) has no link ``source``
 E062      the link of a companion is not unique
@@ -65,7 +64,6 @@ from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.ranges import refuse_unplannable
 from django_taskclaim.ranges.keys import RangeTarget
 from django_taskclaim.switch import claimable_models, holds, places_of
-from django_taskclaim.throttling.health import loaded
 
 
 @register(TAG)
@@ -173,7 +171,7 @@ def problems_of(model: type[models.Model]) -> Iterator[CheckMessage]:
     if issubclass(model, RangeMixin):
         yield from _ranges(model)
     if is_claimable(model) and (handler := handler_for(model)):
-        for look in (_lease, _one_writer, _health_checks, _archive):
+        for look in (_lease, _one_writer, _archive):
             yield from look(handler)
 
 
@@ -255,16 +253,6 @@ def _one_writer(handler: Handler) -> Iterator[CheckMessage]:
         )
         hint = f"@handler({handler.model.__name__}, atomic=True, timeout={most.total_seconds():g})"
         yield message("W009", text, f"{hint}  # a quarter of the lease at most", handler.model)
-
-
-def _health_checks(handler: Handler) -> Iterator[CheckMessage]:
-    for entry in (*conf.setting("HEALTH_CHECKS"), *handler.health_checks):
-        try:
-            loaded(entry)
-        except (ImportError, TypeError) as error:
-            text = f"The health check {entry!r} of {handler.name} cannot be loaded: {error}"
-            hint = 'TASKCLAIM = {"HEALTH_CHECKS": [ReplicaLag(using="replica")]}  # from django_taskclaim.throttling'
-            yield message("E031", text, hint, handler.model)
 
 
 def _archive(handler: Handler) -> Iterator[CheckMessage]:

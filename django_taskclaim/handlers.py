@@ -52,8 +52,8 @@ class Handler(Policy):
     atomic: bool = False
     own_concurrency: int | None = conf.option(conf.or_none(conf.whole_number()))
     #: Asked beside those of the settings, for this model alone.
-    health_checks: Sequence[object] = conf.option(
-        conf.list_of("a list of checks", lambda _: True), default=()
+    health_checks: Sequence[Callable[[str], str | None]] = conf.option(
+        conf.list_of("a list of functions", callable), default=()
     )
     queryset: Rows | None = conf.option(
         conf.or_none(accepting("a queryset", lambda rows: isinstance(rows, models.QuerySet)))
@@ -154,7 +154,7 @@ class HandlerOptions(TypedDict, total=False):
     #: Whether a row that failed keeps those behind it back, too; True without it.
     failed_blocks: bool
     #: They stop the claims of this model while one of them says so, beside those of the settings.
-    health_checks: Sequence[object]
+    health_checks: Sequence[Callable[[str], str | None]]
     #: New rows are taken within milliseconds, not at the next poll, on PostgreSQL without a pooler.
     wake_up: bool
 

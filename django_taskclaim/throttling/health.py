@@ -7,10 +7,9 @@ text for people, or None. Classes of checks may also have ``name``.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from django.db import connections
-from django.utils.module_loading import import_string
 
 from django_taskclaim import conf
 
@@ -78,14 +77,3 @@ class Sql:
         if number is None or number <= self.at_most:
             return None
         return f"{self.name} is {number:g}, more than {self.at_most:g}"
-
-
-def loaded(entry: Any) -> Check:
-    """Return the check that an entry names: it itself, or what its dotted path leads to.
-
-    Raises ImportError for a path that leads nowhere and TypeError for what cannot be called.
-    """
-    check: Check = import_string(entry) if isinstance(entry, str) else entry
-    if not callable(check):
-        raise TypeError(f"{check!r} is no health check: it cannot be called.")
-    return check

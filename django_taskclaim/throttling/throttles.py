@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 from django.db import NotSupportedError, connections
 from django.db.models import Model
@@ -28,7 +27,7 @@ from django_taskclaim.contention import contention_retried
 from django_taskclaim.error_text import redact
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.tables import scope_of
-from django_taskclaim.throttling.health import Check, loaded
+from django_taskclaim.throttling.health import Check
 
 logger = logging.getLogger("django_taskclaim.throttling")
 
@@ -184,15 +183,15 @@ class Throttles:
     """The throttles of one process. ``ask`` and ``report`` belong to one thread; any thread may call the other methods.
 
     *checks_of* names the models that the process claims, each with health checks of its own beside those of the
-    settings. Raises ImportError or TypeError for an entry that is no check.
+    settings.
     """
 
-    def __init__(self, using: str, checks_of: Mapping[type[Model], Iterable[Any]]) -> None:
+    def __init__(self, using: str, checks_of: Mapping[type[Model], Iterable[Check]]) -> None:
         self.using = using
-        shared = [*map(loaded, conf.setting("HEALTH_CHECKS"))]
+        shared = conf.setting("HEALTH_CHECKS")
         checks: dict[int, HealthCheck] = {}
         for model, own in checks_of.items():
-            for check in [*shared, *map(loaded, own)]:
+            for check in [*shared, *own]:
                 checks.setdefault(id(check), HealthCheck(check)).models.append(model)
         #: Those of the settings and of handlers, each once for all the models it stops.
         self._checks = list(checks.values())
