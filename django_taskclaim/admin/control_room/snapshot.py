@@ -43,16 +43,13 @@ from django_taskclaim.templatetags.taskclaim import clock, number
 #: The latest acts that the chart has flags for (the page lists twelve), and the processes and rows that a page lists.
 ACTS, WORKERS, RUNNING = 200, 60, 8
 
-#: Units of the bar's whole width; a state with any rows gets at least LEAST of them.
-WIDTH, LEAST = 1000.0, 4.0
-
 #: Everybody who looks at a page within so many seconds sees the same snapshot of it.
 SHARED_FOR = 2.0
 
 #: How far back a chart may look, by the name in the address; the first if none is named.
 RANGES = {"1h": HOUR, "6h": 6 * HOUR, "24h": DAY, "7d": 7 * DAY}
 
-#: Acts that a chart has marks for.
+#: Acts that a chart has flags for.
 MARKED = (PAUSE.name, RESUME.name, RESET.name)
 
 Rows = ClaimQuerySet[Any]
@@ -210,29 +207,9 @@ def state_of(seen: Overview | None) -> State:
 BAR = (Status.COMPLETE, Status.FAILED, Status.PROCESSING, Status.OPEN, Status.PAUSED)
 
 
-class Segment(NamedTuple):
-    """One state in the bar and in the list below it."""
-
-    status: Status
-    label: str
-    rows: int
-    x: float
-    width: float
-
-
-def segments(progress: Progress) -> list[Segment]:
-    """Return the states side by side; what would be too narrow to see takes some of the others' width."""
-    counts = {status: getattr(progress, status.value) for status in BAR}
-    shares = {
-        status: max(LEAST, WIDTH * count / progress.total) if count else 0.0
-        for status, count in counts.items()
-    }
-    found, x, whole = [], 0.0, sum(shares.values()) or WIDTH
-    for status, share in shares.items():
-        width = share * WIDTH / whole
-        found.append(Segment(status, STATES[status], counts[status], x, width))
-        x += width
-    return found
+def segments(progress: Progress) -> list[tuple[Status, str, int]]:
+    """Return the states as the bar and the list below it show them: with their words, and how many rows there are."""
+    return [(status, STATES[status], getattr(progress, status.value)) for status in BAR]
 
 
 # The worker processes
@@ -272,8 +249,8 @@ class Chart(NamedTuple):
     worked: list[Slot]
     #: Rows a second at most.
     top: float
-    #: What people did meanwhile, oldest first, and where it stands in the chart, in percent.
-    marks: list[tuple[OperatorAct, float]]
+    #: What people did meanwhile, oldest first, by where its flag stands in the chart, in percent.
+    marks: dict[int, list[OperatorAct]]
 
     @property
     def ticks(self) -> Sequence[Slot]:
@@ -282,18 +259,16 @@ class Chart(NamedTuple):
 
 
 def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
-    """Return what there is to draw, with marks for some of the *acts*, which come newest first."""
+    """Return what there is to draw, with flags for some of the *acts*, which come newest first."""
     worked = [slot for slot in reversed(slots) if slot.tries]
-    begins = slots[0].at
+    begins, marks = slots[0].at, dict[int, list[OperatorAct]]()
     span = (slots[1].at - begins) * len(slots)
-    marked = [act for act in reversed(acts) if act.act in MARKED]
-    places = [(act, 100 * ((as_utc(act.at) - begins) / span)) for act in marked]
-    return Chart(
-        slots,
-        worked,
-        top=max(slot.rate for slot in slots),
-        marks=[(act, round(place, 2)) for act, place in places if 0 <= place < 100],
-    )
+    for act in reversed(acts):
+        # Flags at every second percent do not overlap; acts that lie closer together share one.
+        place = (as_utc(act.at) - begins) // (span / 50) * 2
+        if act.act in MARKED and 0 <= place < 100:
+            marks.setdefault(place, []).append(act)
+    return Chart(slots, worked, top=max(slot.rate for slot in slots), marks=marks)
 
 
 def average_rate(slots: Sequence[Slot]) -> float:
