@@ -7,7 +7,7 @@ same. Only an interrupt of the main thread passes on.
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from django.utils.module_loading import import_string
@@ -136,16 +136,6 @@ def _call_hook(path: str, text: str) -> tuple[str, str]:
 # What an exception says
 
 
-def _safely(ask: Callable[[], str], what: str) -> str:
-    """Return the text that *ask* answers; where it raises, what Python writes then."""
-    try:
-        return ask()
-    except BaseException as error:
-        if is_interrupt(error):
-            raise
-        return f"<exception {what} failed>"
-
-
 def _class_of(error: object) -> str:
     """Return the dotted name of an exception's class, at most as long as its column; empty for a text."""
     kind = error if isinstance(error, type) else type(error)
@@ -156,8 +146,16 @@ def _class_of(error: object) -> str:
 
 
 def _raw_text(error: object) -> str:
-    """Return the text of an error with its notes, and of a group with its first members."""
-    return _safely(lambda: "\n".join(islice(_lines(error), LINES)), "text")
+    """Return the text of an error with its notes, and of a group with its first members.
+
+    Where one of them cannot be described, what Python writes then.
+    """
+    try:
+        return "\n".join(islice(_lines(error), LINES))
+    except BaseException as failure:
+        if is_interrupt(failure):
+            raise
+        return "<exception str() failed>"
 
 
 def _lines(error: object, prefix: str = "") -> Iterator[str]:
@@ -173,7 +171,7 @@ def _lines(error: object, prefix: str = "") -> Iterator[str]:
 def _own_text(error: object) -> str:
     """Return one character more than is seen of what *error* says, so that ``redact`` knows that it was cut."""
     # An exception class given in place of an instance says nothing.
-    return "" if isinstance(error, type) else _safely(lambda: str(error)[: SEEN + 1], "str()")
+    return "" if isinstance(error, type) else str(error)[: SEEN + 1]
 
 
 # Where it came from
