@@ -54,7 +54,7 @@ LONG = timedelta(minutes=1)
 
 def examine(model: Model, alias: str) -> Findings:
     """Yield what is wrong with *model* on the database *alias*, the gravest first."""
-    if absent := list(missing_tables(model, alias)):
+    if absent := list(missing_table(model, alias)):
         yield from absent
         return
     for look in (_missing_index, _dead_rows, _contradictions):
@@ -65,13 +65,11 @@ def examine(model: Model, alias: str) -> Findings:
 # Tables, columns and an index
 
 
-def missing_tables(model: Model, alias: str) -> Findings:
-    """Yield the tables that cannot be read with their columns; without them no row can be claimed and read.
+def missing_table(model: Model, alias: str) -> Findings:
+    """Yield the first table that cannot be read with its columns; without it no row can be claimed and read.
 
     Raises the error of a database that does not answer.
     """
-    # One command may make several tables; the first one is named.
-    found: dict[str, str] = {}
     for one, at in _needed(model, alias):
         connection = connections[at]
         connection.ensure_connection()
@@ -82,8 +80,8 @@ def missing_tables(model: Model, alias: str) -> Findings:
             if meaning_of(error) is not Meaning.REFUSAL:
                 raise
             text = f"The table {one._meta.db_table} on {at!r} cannot be read"
-            found.setdefault(_how_to_make(one, at), f"{text}: {first_line(error)}.")
-    yield from (checks.Error(text, command) for command, text in found.items())
+            yield checks.Error(f"{text}: {first_line(error)}.", _how_to_make(one, at))
+            return
 
 
 def _needed(model: Model, alias: str) -> list[tuple[Model, str]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.db import models
@@ -131,11 +131,10 @@ def prepare(sender: type[models.Model], **kwargs: object) -> None:
 def _short_form(name: str) -> object:
     """Return the method that a model gets under *name*: the verb of ``row.claim``."""
 
+    @wraps(getattr(ClaimHandle, name))
     def verb(self: Any, *args: Any, **kwargs: Any) -> object:
         return getattr(self.claim, name)(*args, **kwargs)
 
-    verb.__name__ = name
-    verb.__doc__ = getattr(ClaimHandle, name).__doc__
     vars(verb)["alters_data"] = True
     return verb
 

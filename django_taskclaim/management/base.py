@@ -24,7 +24,7 @@ from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import Action
 from django_taskclaim.control.audit import record_action
-from django_taskclaim.doctor import missing_tables
+from django_taskclaim.doctor import missing_table
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line, listed
 from django_taskclaim.querysets import ClaimQuerySet
@@ -208,7 +208,7 @@ def lacking(where: Iterable[tuple[Model, str]]) -> Iterator[CheckMessage]:
     """
     with suppress(Error):
         for model, alias in where:
-            yield from missing_tables(model, alias)
+            yield from missing_table(model, alias)
 
 
 def sentences(findings: Iterable[CheckMessage]) -> list[str]:
