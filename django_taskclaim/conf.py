@@ -77,12 +77,20 @@ def list_of(expected: str, accepts: Callable[[Any], bool]) -> AnyKind:
     )
 
 
+def mapping_of(expected: str, accepts: Callable[[Any, Any], bool]) -> AnyKind:
+    """Return the kind of the mappings whose keys and values *accepts* is true for."""
+    return accepting(
+        expected,
+        lambda given: isinstance(given, Mapping) and all(map(accepts, given, given.values())),
+    )
+
+
 # Options of a dataclass
 
 
 def option(kind: AnyKind, **more: Any) -> Any:
     """Return a field of a dataclass for values of *kind*, by default None; *more* is for ``dataclasses.field``."""
-    return field(**{"metadata": {"kind": kind}, "default": None} | more)
+    return field(metadata={"kind": kind}, **(more or {"default": None}))
 
 
 def check_options(options: Any) -> None:
@@ -199,19 +207,14 @@ SETTING = "TASKCLAIM"
 def setting(name: str) -> Any:
     """Return the value of one key of ``TASKCLAIM``, or its default; a duration as a timedelta.
 
-    Raises KeyError for an unknown key and ImproperlyConfigured for a value that E001 reports.
+    Raises KeyError for an unknown key and ImproperlyConfigured for a value that E001 reports. What is no dictionary is
+    reported by E001 alone.
     """
     given = getattr(settings, SETTING, {})
-    if not isinstance(given, Mapping):
-        raise ImproperlyConfigured(_no_dictionary(given))
     try:
         return _checked(name, given[name]) if name in given else _default(name, DEFAULTS[name])
     except ValueError as error:
         raise ImproperlyConfigured(str(error)) from None
-
-
-def _no_dictionary(given: object) -> str:
-    return f"{SETTING} must be a dictionary, not {given!r:.200}."
 
 
 def _checked(name: str, value: object) -> Any:
@@ -223,9 +226,7 @@ _default = cache(_checked)
 
 def is_given(name: str) -> bool:
     """Say whether the project has set one key of ``TASKCLAIM``."""
-    given = getattr(settings, SETTING, {})
-    # E001 reports what is no dictionary.
-    return isinstance(given, Mapping) and name in given
+    return name in getattr(settings, SETTING, {})
 
 
 #: ``setting``, for one that is a duration.
@@ -245,7 +246,7 @@ def problems() -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the dictionary, each with a hint, for the system checks."""
     given = getattr(settings, SETTING, {})
     if not isinstance(given, Mapping):
-        yield _no_dictionary(given), f"{SETTING} = {{}}"
+        yield f"{SETTING} must be a dictionary, not {given!r:.200}.", f"{SETTING} = {{}}"
         return
     for name, value in given.items():
         if name not in _SETTINGS:

@@ -147,7 +147,7 @@ class HandlerOptions(TypedDict, total=False):
     #: When rows are claimed: ``22:00-06:00``, in ``TIME_ZONE``.
     hours: str | None
     #: For columns of the model, how many rows with one value may be processing at once.
-    limit_per: Mapping[str, int] | None
+    limit_per: Mapping[str, int]
     #: A column; rows with one value are claimed one by one and in order. A row that waits for its retry keeps those
     #: behind it back.
     serial_by: str | None
@@ -174,7 +174,7 @@ class HandlerOptions(TypedDict, total=False):
     #: A function from the number of failures to the wait before the next try.
     backoff: Backoff | None
     #: What classes of exceptions mean: ``Permanent``, a ``RetryLater``, or None: as usual.
-    errors: Mapping[type[BaseException], Rule] | None
+    errors: Mapping[type[BaseException], Rule]
 
 
 def handler(model: type[models.Model], **options: Unpack[HandlerOptions]) -> Callable[[F], F]:

@@ -35,26 +35,13 @@ Backoff = Callable[[int], timedelta | float]
 Rule: TypeAlias = type[Permanent] | RetryLater | None
 
 
-def _read_errors(errors: object) -> dict[type[BaseException], Rule]:
-    if errors is None:
-        return {}
-    if not isinstance(errors, Mapping) or not all(map(_is_rule, errors, errors.values())):
-        raise ValueError
-    return dict(errors)
-
-
 def _is_rule(kind: object, rule: object) -> bool:
     is_error = isinstance(kind, type) and issubclass(kind, BaseException)
     return is_error and (rule in (Permanent, None) or isinstance(rule, RetryLater))
 
 
-def _read_limits(limits: object) -> dict[str, int]:
-    if limits is None:
-        return {}
-    if not isinstance(limits, Mapping) or not all(isinstance(name, str) for name in limits):
-        raise ValueError
-    most = conf.whole_number()
-    return {name: most.check(limit, f"limit_per of {name!r}") for name, limit in limits.items()}
+def _is_limit(name: object, limit: object) -> bool:
+    return isinstance(name, str) and type(limit) is int and limit > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +69,17 @@ class Policy:
     )
     #: What errors of these classes mean, and of their subclasses that are not named themselves.
     errors: Mapping[type[BaseException], Rule] = conf.option(
-        Kind("a mapping from exception classes to Permanent, RetryLater(…) or None", _read_errors)
+        conf.mapping_of(
+            "a mapping from exception classes to Permanent, RetryLater(…) or None", _is_rule
+        ),
+        default_factory=dict,
     )
     #: What becomes of a row that is done.
     completion: Completion = conf.option(Kind("a completion", as_completion), default="mark")
     #: How many rows with one value of these columns are processing at once, at most.
     limit_per: Mapping[str, int] = conf.option(
-        Kind("a mapping from names of columns to numbers", _read_limits)
+        conf.mapping_of("a mapping from names of columns to whole numbers from 1 on", _is_limit),
+        default_factory=dict,
     )
     #: In which order claims take rows whose queryset names none, as for ``QuerySet.order_by()``.
     order_by: Sequence[str | Combinable] = conf.option(
