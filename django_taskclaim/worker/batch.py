@@ -270,6 +270,8 @@ class WorkItem:
     thread: int | None = None
     #: Nobody waits for the call any more, which may still be under way.
     abandoned: bool = False
+    #: What the handler was given, with its values, where columns are looked for that it sets in vain.
+    before: Sequence[tuple[models.Model, models.Model, dict[str, object]]] = ()
 
     def __init__(self, handler: Handler, rows: list[HeldRow], rest: deque[HeldRow]) -> None:
         self.handler = handler

@@ -6,7 +6,7 @@ That is decided here once, for functions and for coroutines.
 import asyncio
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -61,10 +61,8 @@ class Answer:
     #: Of a batch handler, unless all rows are done.
     said: Said | None = None
     error: BaseException | None = None
-    #: The completion is part of what the call has committed.
-    committed: bool = False
-    #: The error came once everything had been done, from the COMMIT or a hook after it.
-    at_commit: bool = False
+    #: The call has completed the rows, too: what it did is committed, or its error is one of the COMMIT or of a hook.
+    completed: bool = False
 
 
 #: What nearly all calls come to.
@@ -111,7 +109,7 @@ class Running:
             if not self._note_start(item):
                 return
         elif with_next and self._may_run_on(item.handler) and (answer := self._run_on(item)):
-            self._judge(item, self._unless_left_open(answer))
+            self._judge(item, self._look_back(item, answer))
             return
         if self._begin(item):
             self._judge(item, self._call(item))
@@ -209,6 +207,7 @@ class Running:
         if others:
             self.inflight.judge(item, others)
         if called:
+            item.before = unsaved_columns(item.handler).before([held.row for held in called])
             item.begin(called)
         return bool(called)
 
@@ -218,11 +217,9 @@ class Running:
         self, called: list[HeldRow], answer: Answer, since: float
     ) -> list[Outcome] | None:
         """Return the outcome of each row; None where the batch must be run in halves to find the row that raises."""
-        if answer.committed:
-            return [held.claim.how_ended() or Ended(completed=held.ending) for held in called]
-        if answer.error is not None and answer.at_commit:
-            return self._after_commit(called, answer.error, since)
         error = answer.error
+        if answer.completed:
+            return self._after_commit(called, error, since)
         said = answer.said or [error] * len(called)
         together = len(called) > 1 and (error is not None or called[0].handler.atomic)
         if together and not (error and self._says_nothing_of_the_rows(called, error, since)):
@@ -238,11 +235,12 @@ class Running:
         return [self._outcome(held, one, since) for held, one in zip(called, said, strict=True)]
 
     def _after_commit(
-        self, called: list[HeldRow], error: BaseException, since: float
+        self, called: list[HeldRow], error: BaseException | None, since: float
     ) -> list[Outcome]:
-        """Judge an error that came from the COMMIT, or from a hook that ran after it."""
-        if all(held.claim.ended for held in called):
-            broken(f"{named(called[0].row)}: a hook raised after its COMMIT", error)
+        """Judge rows that the call has completed; an error came from the COMMIT, or from a hook that ran after it."""
+        if error is None or all(held.claim.ended for held in called):
+            if error is not None:
+                broken(f"{named(called[0].row)}: a hook raised after its COMMIT", error)
             return [held.claim.how_ended() or Ended(completed=held.ending) for held in called]
         for held in called:
             held.claim.unanswered = True
@@ -308,8 +306,8 @@ class Running:
     def _call(self, item: WorkItem) -> Answer:
         if item.handler.atomic:
             answer = self._call_atomically(item)
-            self._used = clock() if answer.committed else 0.0
-            return self._unless_left_open(answer, self.using)
+            self._used = clock() if answer.completed and answer.error is None else 0.0
+            return self._look_back(item, answer)
         try:
             if self.keeper.troubled_since(self._looked):
                 self._replace_broken_connections()
@@ -319,11 +317,11 @@ class Running:
         except BaseException as error:
             # SystemExit and KeyboardInterrupt included: one row's end is not the worker's.
             answer = Answer(error=error)
-        return self._unless_left_open(answer)
+        return self._look_back(item, answer)
 
     def _call_atomically(self, item: WorkItem) -> Answer:
         """Call the function and complete the rows in one transaction on their database, or leave all as it was."""
-        using, called, at_commit = self.using, item.rows, False
+        using, called, completed = self.using, item.rows, False
         try:
             begin_handler(using, atomic=True)
             if clock() - self._used >= USED_LATELY:
@@ -338,12 +336,12 @@ class Running:
                     transaction.set_rollback(True, using)
                     return Answer(said)
                 _complete(item.handler, called)
-                at_commit = True
+                completed = True
         except BaseException as error:
             for held in called:
-                held.ending = at_commit
-            return Answer(error=error, at_commit=at_commit)
-        return Answer(committed=True)
+                held.ending = completed
+            return Answer(error=error, completed=completed)
+        return Answer(completed=True)
 
     async def _acall(self, item: WorkItem) -> Answer:
         handler = item.handler
@@ -357,23 +355,28 @@ class Running:
         except BaseException as error:
             late = limit.expired() and isinstance(error, TimeoutError)
             answer = Answer(error=TaskClaimError(outlived(handler)) if late else error)
-        if self.orm_thread and not has_opened(self.orm_thread):
+        if self.orm_thread and not (item.before or has_opened(self.orm_thread)):
             return answer
         # Where Django's own async methods have their connections.
-        return await sync_to_async(self._unless_left_open)(answer)
+        return await sync_to_async(self._look_back)(item, answer)
 
-    def _unless_left_open(self, answer: Answer, using: str | None = None) -> Answer:
-        """A handler that leaves a transaction open has failed, for nothing it wrote there would be committed.
+    def _look_back(self, item: WorkItem, answer: Answer) -> Answer:
+        """Look, in the thread that has the connections of a call, at what it left there; return the answer that counts.
 
-        What an atomic handler has committed on the rows' own database, *using*, stays committed all the same.
+        A handler that leaves a transaction open has failed, for nothing it wrote there would be committed. What an
+        atomic handler has committed on the rows' own database stays committed all the same.
         """
-        if not (unclean := self._left_open()):
+        unclean = self._left_open()
+        if answer.error is not None:
             return answer
-        error = TaskClaimError(f"The handler left a transaction open on {', '.join(unclean)}.")
-        if answer.committed and using not in unclean:
+        if unclean:
+            error = TaskClaimError(f"The handler left a transaction open on {', '.join(unclean)}.")
+            if not answer.completed or self.using in unclean:
+                return Answer(error=error)
             broken("An atomic handler has committed", error)
-            return answer
-        return replace(answer, said=None, committed=False, error=answer.error or error)
+        if item.before and (answer.completed or not item.handler.atomic):
+            unsaved_columns(item.handler).warn(item.before)
+        return answer
 
     def _left_open(self) -> list[str]:
         return left_open()
@@ -396,22 +399,12 @@ def call(handler: Handler, rows: Sequence[models.Model]) -> Said | None:
 
     TypeError where the answer is work which nobody has run, such as the coroutine of a function that is not async.
     """
-    unsaved = unsaved_columns(handler)
-    seen = unsaved.before(rows)
-    said = _said(handler, rows, _answer(handler, rows))
-    if seen:
-        unsaved.warn(seen)
-    return said
+    return _said(handler, rows, _answer(handler, rows))
 
 
 async def acall(handler: Handler, rows: Sequence[models.Model]) -> Said | None:
     """Do what ``call`` does with a coroutine function."""
-    unsaved = unsaved_columns(handler)
-    seen = unsaved.before(rows)
-    said = _said(handler, rows, await _answer(handler, rows))
-    if seen:
-        await sync_to_async(unsaved.warn)(seen)
-    return said
+    return _said(handler, rows, await _answer(handler, rows))
 
 
 def _answer(handler: Handler, rows: Sequence[models.Model]) -> Any:
