@@ -16,8 +16,6 @@ if apps.apps_ready and not apps.is_installed("django_taskclaim"):
         "Add 'django_taskclaim' to INSTALLED_APPS, then run manage.py migrate."
     )
 
-SWITCH_TABLE = "taskclaim_switch"
-
 #: How long the rows of a worker that fell silent are kept, and a lease name that nobody holds.
 SILENCE_KEPT = timedelta(days=1)
 
@@ -79,9 +77,6 @@ class Switch(models.Model):
     #: When an override was last set, and who did.
     set_at = MomentField(null=True, default=None)
     set_by = HolderField(null=True, default=None)
-
-    class Meta:
-        db_table = SWITCH_TABLE
 
     @classmethod
     def row(cls, scope: str, using: str) -> "models.QuerySet[Switch]":
@@ -159,6 +154,3 @@ class NamedLease(models.Model):
     claimed_at = MomentField(null=True, default=None)
     expires_at = MomentField(null=True, default=None)
     iteration = CounterField(default=0, db_default=0)
-
-    class Meta:
-        db_table = "taskclaim_namedlease"

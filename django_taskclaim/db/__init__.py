@@ -15,7 +15,7 @@ from django_taskclaim.db.postgresql import PostgreSQL
 from django_taskclaim.db.sql import SQL
 from django_taskclaim.db.sqlite import SQLite
 from django_taskclaim.fields import MomentField
-from django_taskclaim.tables import LIMITS, SWITCH_TABLE
+from django_taskclaim.tables import LIMITS, Switch
 
 _DIALECTS: dict[str, type[Dialect]] = {"postgresql": PostgreSQL, "mysql": MySQL}
 # The first version with UPDATE … RETURNING.
@@ -76,7 +76,7 @@ class SwitchIsOn(_Expression):
         limits = [f"taskclaim_s.{each} IS NOT NULL" for each in LIMITS] if self.unlimited else []
         marks = ", ".join(["%s"] * len(self.scopes))
         return SQL(
-            f"NOT EXISTS (SELECT 1 FROM {SWITCH_TABLE} taskclaim_s"
+            f"NOT EXISTS (SELECT 1 FROM {Switch._meta.db_table} taskclaim_s"
             f" WHERE taskclaim_s.scope IN ({marks}) AND ({' OR '.join([stops, *limits])}))",
             self.scopes,
         )

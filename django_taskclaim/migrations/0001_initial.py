@@ -18,7 +18,6 @@ class Migration(migrations.Migration):
                 ("expires_at", MomentField(default=None, null=True)),
                 ("iteration", CounterField(db_default=0, default=0)),
             ],
-            options={"db_table": "taskclaim_namedlease"},
         ),
         migrations.CreateModel(
             name="RateLevel",
@@ -44,7 +43,6 @@ class Migration(migrations.Migration):
                 ("set_at", MomentField(default=None, null=True)),
                 ("set_by", HolderField(default=None, max_length=200, null=True)),
             ],
-            options={"db_table": "taskclaim_switch"},
         ),
         migrations.CreateModel(
             name="WorkerProcess",
