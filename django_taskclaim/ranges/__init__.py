@@ -12,7 +12,7 @@ it waits for the model's ``commits_within``: the longest time between a key and 
 
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -22,7 +22,7 @@ from django.db import models
 from django.db.models import Sum
 from django.db.models.fields import AutoFieldMixin
 
-from django_taskclaim.conf import DURATION, NUMBER_OR_NONE
+from django_taskclaim.conf import DURATION, NUMBER_OR_NONE, or_none
 from django_taskclaim.db.sql import PREPARED
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, RangeCountField, RangeTextField
 from django_taskclaim.mixins import ClaimBase
@@ -42,9 +42,6 @@ BATCH = 20
 #: Ranges that a worker plans at once.
 AHEAD = 16
 
-#: Called with the number of ranges that have been stored so far.
-Progress = Callable[[int], object]
-
 #: The last planned key and its position, where the plan goes on.
 End = tuple[str | None, int]
 
@@ -52,28 +49,20 @@ End = tuple[str | None, int]
 class RangeQuerySet(ClaimQuerySet[M]):
     """A queryset of ranges; to inherit from, as ``ClaimQuerySet`` is."""
 
-    def plan(
-        self,
-        *,
-        chunk_size: int | None = None,
-        limit: int | None = None,
-        progress: Callable[[int], object] | None = None,
-    ) -> int:
-        """Store ranges of *chunk_size* rows of the source, *limit* ranges at most, and return how many.
+    def plan(self, *, chunk_size: int | None = None) -> int:
+        """Store ranges of *chunk_size* rows for all keys of the source that have none yet, and return how many.
 
         Without a size it is the model's ``plan_ahead``, or 100,000. Ranges of a ``growing`` source are due later; those
         of earlier calls that have waited long enough become due. TypeError where that moment is not known,
         RuntimeError in a transaction of the caller's that does not see what others commit.
 
         Goes on behind the last planned key, so it may be repeated and broken off at any moment, and run twice at
-        once. Commits as it goes, unless called in a transaction; *progress* is called with how many are stored so far.
+        once. Commits as it goes, unless called in a transaction.
         """
         self._for_write = True
         NUMBER_OR_NONE.check(chunk_size, "chunk_size")
-        NUMBER_OR_NONE.check(limit, "limit")
         model: Any = self.model
-        size = chunk_size or model.plan_ahead or CHUNK_SIZE
-        return plan(RangeTarget(model, self.db), size, limit, progress)
+        return plan(RangeTarget(model, self.db), chunk_size or model.plan_ahead or CHUNK_SIZE)
 
     vars(plan)["alters_data"] = True
 
@@ -201,15 +190,15 @@ def plan(
     target: RangeTarget,
     chunk_size: int,
     limit: int | None = None,
-    progress: Progress | None = None,
     *,
     until: Key | None = None,
     only_full: bool = False,
 ) -> int:
     """Store ranges of *chunk_size* rows for all keys behind the last planned one, and return how many.
 
-    Plans no key beyond *until*, if that is given, and with *only_full* no range of fewer rows. Commits as it goes. If
-    another planner has stored ranges meanwhile, this one drops what it has found and goes on behind them.
+    Stores *limit* ranges at most. Plans no key beyond *until*, if that is given, and with *only_full* no range of fewer
+    rows. Commits as it goes. If another planner has stored ranges meanwhile, this one drops what it has found and goes
+    on behind them.
     """
     refuse_unplannable(target)
     refuse_old_snapshots(target.claims, "plan() goes on behind what others have planned")
@@ -223,8 +212,6 @@ def plan(
         if not found:
             break
         added += run(target.claims, partial(_store, target, end, found))
-        if progress is not None:
-            progress(added)
     return added
 
 
@@ -287,9 +274,7 @@ def end_of_source(model: type[models.Model], alias: str) -> Key | None:
 
 
 def _commits_within(model: Any) -> timedelta | None:
-    named = model.commits_within
-    name = f"{model._meta.label}.commits_within"
-    return None if named is None else DURATION.check(named, name)
+    return or_none(DURATION).check(model.commits_within, f"{model._meta.label}.commits_within")
 
 
 def refuse_unplannable(target: RangeTarget) -> None:
@@ -341,14 +326,14 @@ def make_due(target: RangeTarget) -> int:
     if columns.not_before is None:
         return 0
     open_ended = target.ranges.filter(is_open(columns), **{columns.not_before.name: OPEN_ENDED})
-    marks = list(open_ended.order_by("pk").values_list("pk", "open_transactions"))
+    # All ranges that were stored together wait for the same transactions.
+    marks = open_ended.values_list("open_transactions", flat=True).distinct()
+    waited_for = [names for names in marks if names]
     # After the marks were read: what is not open now has ended since they were made.
-    still_open = dialect.open_transactions() if marks else None
+    still_open = dialect.open_transactions() if waited_for else None
     if still_open is None:
         return 0
-    over = [pk for pk, names in marks if names and still_open.isdisjoint(json.loads(names))]
+    over = [names for names in waited_for if still_open.isdisjoint(json.loads(names))]
     due: Any = {columns.not_before.name: NEVER_WAITED, "open_transactions": None}
-    return sum(
-        run(target.claims, partial(open_ended.filter(pk__in=part).update, **due))
-        for part in dialect.chunks(over, target.claims.table)
-    )
+    ended = open_ended.filter(open_transactions__in=over)
+    return run(target.claims, partial(ended.update, **due))

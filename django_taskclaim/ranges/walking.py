@@ -16,7 +16,7 @@ from django.db.models import F
 
 from django_taskclaim.claim import Claim, carried_claim, clock, show, standing_claim
 from django_taskclaim.contention import is_contention
-from django_taskclaim.db.sql import Change, value
+from django_taskclaim.db.sql import Change
 from django_taskclaim.exceptions import RangeInterrupted, RangeUnfinished, RetriesExhausted
 from django_taskclaim.querysets.scope import Rows, is_running, refuse_old_snapshots, run
 from django_taskclaim.querysets.writes import raise_lost
@@ -245,10 +245,8 @@ def _advance(row: Range, claim: Claim, target: RangeTarget, last: str, rows: int
 def _write_checkpoint(row: Range, claim: Claim, target: RangeTarget, last: str, rows: int) -> None:
     """Write how far the range has come, renew its lease, and forget its failures: it makes progress."""
     claims, values = target.claims, {"checkpoint": last, "rows_done": row.rows_done + rows}
-    fields: Any = {name: claims.model._meta.get_field(name) for name in values}
-    own = [claims.table.assign(fields[name], value(values[name])) for name in values]
-    sets = {"expires_at": claim.lease, **({"attempts": 0} if claim.attempts else {})}
-    change, fence = Change([*own, *claims.setting(sets)]), claims.table.standing(claim.token)
+    sets = {**values, "expires_at": claim.lease, **({"attempts": 0} if claim.attempts else {})}
+    change, fence = Change(claims.setting(sets)), claims.table.standing(claim.token)
     if not claims.dialect.write(claims.table, [claim.pk], change, fence):
         raise_lost([row], [])
     if claims.columns.attempts is not None:

@@ -8,6 +8,8 @@ from django.core.management import CommandError
 from django_taskclaim import handler
 from django_taskclaim.checks import problems_of
 from django_taskclaim.exceptions import ClaimColumnError
+from django_taskclaim.ranges import plan
+from django_taskclaim.ranges.keys import RangeTarget
 from tests.commands import run
 from tests.querysets.support import at_once
 from tests.ranges.conftest import assert_seamless, counters, fill, planned, work_through
@@ -17,12 +19,10 @@ pytestmark = pytest.mark.django_db
 
 
 def test_a_plan_goes_on_where_the_last_one_stopped(ranges: Any) -> None:
-    """What is planned stays; a limited plan is resumed, and rows that came since are added."""
+    """What is planned stays, and a worker that plans a part does not plan the rest."""
     assert ranges.objects.plan() == 0
     fill(ranges, 25)
-    seen: list[int] = []
-    assert ranges.objects.plan(chunk_size=10, limit=2, progress=seen.append) == 2
-    assert seen == [2]
+    assert plan(RangeTarget(ranges, "default"), 10, limit=2) == 2
     assert ranges.objects.plan(chunk_size=10) == 1
     assert ranges.objects.plan(chunk_size=10) == 0
     assert_seamless(ranges)
@@ -78,10 +78,10 @@ def test_the_columns_of_a_range_are_written_by_verbs_alone() -> None:
 @pytest.mark.once
 def test_claimplan_tells_how_much_it_planned_and_is_for_ranges_alone() -> None:
     fill(IntRange, 25)
-    first = run("claimplan", "testapp.IntRange", "--chunk-size", "10", "--limit", "2")
-    assert "Planned 2 ranges of testapp.IntRange." in first
-    rest = run("claimplan", "testapp.IntRange", "--chunk-size", "10")
-    assert "Planned 1 range of" in rest
+    first = run("claimplan", "testapp.IntRange", "--chunk-size", "10")
+    assert "Planned 3 ranges of testapp.IntRange." in first
+    fill(IntRange, 1)
+    assert "Planned 1 range of" in run("claimplan", "testapp.IntRange", "--chunk-size", "10")
     with pytest.raises(CommandError, match=r"Photo .*RangeMixin"):
         run("claimplan", "testapp.Photo")
     with pytest.raises(CommandError, match="whole number"):

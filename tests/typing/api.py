@@ -74,7 +74,7 @@ def a_token_travels_in_a_form(photo: Photo, posted: str) -> None:
 
 
 def ranges_of_keys(ranges: PhotoRange) -> None:
-    assert_type(PhotoRange.objects.plan(chunk_size=1_000_000, limit=3), int)
+    assert_type(PhotoRange.objects.plan(chunk_size=1_000_000), int)
     assert_type(PhotoRange.objects.claim_batch(1), list[PhotoRange])
     for rows in ranges.rows(500):
         rows.update(note="")

@@ -24,19 +24,17 @@ class Command(ClaimCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
-        add = parser.add_argument
         text = f"rows of the source in each range (default: plan_ahead, or {CHUNK_SIZE:,})"
-        add("--chunk-size", type=whole_number, metavar="ROWS", help=text)
-        add("--limit", type=whole_number, metavar="N", help="plan N ranges at most (default: all)")
+        parser.add_argument("--chunk-size", type=whole_number, metavar="ROWS", help=text)
 
-    def handle(self, *, chunk_size: int | None, limit: int | None, **options: Any) -> None:
+    def handle(self, *, chunk_size: int | None, **options: Any) -> None:
         ((model, alias),) = self.where
         label = model._meta.label
         if not has_ranges(model):
             raise UsageError(f"{label} has no ranges; add RangeMixin to it.")
         ranges: RangeQuerySet[Any] = RangeQuerySet(model, using=alias)
         try:
-            planned = ranges.plan(chunk_size=chunk_size, limit=limit)
+            planned = ranges.plan(chunk_size=chunk_size)
         except (TypeError, ValueError) as error:
             raise CommandError(f"{label}: {first_line(error)}") from error
         self.stdout.write(f"Planned {counted(planned, 'range')} of {label}.")
