@@ -19,6 +19,7 @@ from django.db.migrations.state import ProjectState as State
 from django.db.models import NOT_PROVIDED
 
 from django_taskclaim.contention import retry_on_contention
+from django_taskclaim.db import dialect_for
 from django_taskclaim.fields import AnyField, StatusField
 from django_taskclaim.states import Status
 
@@ -51,13 +52,14 @@ class LiveTable:
 
     def add_columns(self, fields: Sequence[AnyField], existing: str) -> None:
         """Add the columns: rows that are there get the state *existing*, new rows the defaults of the fields."""
+        self._change(self._add, fields, existing)
+
+    def _add(self, fields: Sequence[AnyField], existing: str) -> None:
         added = {field: self._as_added(field, existing) for field in fields}
         new = [self._add_clause(one) for one in self._missing([*added.values()])]
         changed = [self._default_clause(field) for field, one in added.items() if one is not field]
-        # One transaction for both, where the database has one around such statements.
-        in_one = self.connection.features.can_rollback_ddl
-        for clauses in [[*new, *changed]] if in_one else filter(None, [new, changed]):
-            self._change(self._alter, [*clauses, *self.how])
+        for clauses in filter(None, [new, changed]):
+            self._alter([*clauses, *self.how])
 
     def _as_added(self, field: AnyField, existing: str) -> AnyField:
         """Return the field with the default that gives rows that are there their value."""
@@ -118,14 +120,11 @@ class LiveTable:
 class SQLiteTable(LiveTable):
     """SQLite has one writer, so other writers wait until a step has ended."""
 
-    def add_columns(self, fields: Sequence[AnyField], existing: str) -> None:
-        self._change(self._add, fields, self.editor.quote_value(existing))
-
     def _add(self, fields: Sequence[AnyField], existing: str) -> None:
         # A default cannot be changed later here, so each column is added as it stays.
         self._alter([self._add_clause(field) for field in fields])
         for status in (self._quoted(one) for one in fields if isinstance(one, StatusField)):
-            self.editor.execute(f"UPDATE {self.name} SET {status} = {existing}", None)
+            self.editor.execute(f"UPDATE {self.name} SET {status} = %s", [existing])
 
 
 class PostgreSQLTable(LiveTable):
@@ -197,8 +196,8 @@ def _with_default(field: AnyField, value: Any) -> AnyField:
     return other
 
 
-#: The way of each database; of any other, that of SQLite.
-_KINDS: dict[str, type[LiveTable]] = {"postgresql": PostgreSQLTable, "mysql": MySQLTable}
+#: The way of each database.
+_KINDS = {"postgresql": PostgreSQLTable, "mysql": MySQLTable, "sqlite": SQLiteTable}
 
 #: What existing rows may become: never running, and not failed without an error.
 EXISTING = (Status.PAUSED.value, Status.OPEN.value, Status.COMPLETE.value)
@@ -227,13 +226,13 @@ class LiveOperation(Operation):
         model = state.apps.get_model(app_label, self.model_name)
         if not self.allow_migrate_model(editor.connection.alias, model):
             return
-        table = _KINDS.get(editor.connection.vendor, SQLiteTable)(editor, model)
-        if editor.connection.in_atomic_block:
+        connection = dialect_for(editor.connection).connection
+        if connection.in_atomic_block:
             raise ImproperlyConfigured(
                 f"{type(self).__name__} takes its locks for moments, so it cannot run inside a transaction; set"
                 " atomic = False on its migration."
             )
-        self.change(table, back=back)
+        self.change(_KINDS[connection.vendor](editor, model), back=back)
 
 
 class AddClaimColumns(LiveOperation):
