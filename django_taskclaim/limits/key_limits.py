@@ -113,9 +113,6 @@ def _running(target: ClaimTarget) -> Rows:
 
 # Choosing rows
 
-#: Types whose values do not compare as keys do.
-NO_KEYS = ("JSONField", "BinaryField")
-
 #: So many rows in claim order are read at least.
 READ_AHEAD = 200
 
@@ -243,9 +240,8 @@ def _counted(model: type[models.Model], name: str, option: str) -> AnyField:
             f"{option} counts by columns of {meta.label}, the table with the claim columns;"
             f" {name!r} is none of them."
         )
-    if field in columns.guarded or field.get_internal_type() in NO_KEYS:
-        what = "a claim column" if field in columns.guarded else f"a {type(field).__name__}"
-        raise ValueError(f"{option} cannot count by {name!r}, which is {what}.")
+    if field in columns.guarded:
+        raise ValueError(f"{option} cannot count by {name!r}, which is a claim column.")
     return field
 
 

@@ -11,11 +11,10 @@ from functools import partial
 from typing import Any
 from weakref import WeakSet
 
-from django.db import DatabaseError, models
+from django.db import models
 from django.db.models import F
 
 from django_taskclaim.claim import Claim, carried_claim, clock, show, standing_claim
-from django_taskclaim.contention import is_contention
 from django_taskclaim.db.sql import Change
 from django_taskclaim.exceptions import RangeInterrupted, RangeUnfinished, RetriesExhausted
 from django_taskclaim.querysets.scope import Rows, is_running, refuse_old_snapshots, run
@@ -55,9 +54,7 @@ def split(target: RangeTarget, pk: object, at_least: int = 1) -> bool:
         return False
     try:
         return run(target.claims, partial(_split, target, pk, at_least), patience=PATIENCE)
-    except (RetriesExhausted, DatabaseError) as error:
-        if not is_contention(error):
-            raise
+    except RetriesExhausted:
         return False
 
 
@@ -105,9 +102,6 @@ STEP = 8
 
 #: How many seconds a chunk should take.
 TARGET = 0.5
-
-#: Why a walk refuses a caller's transaction that reads an old snapshot.
-READS = "The rows of a range are all that others have committed"
 
 #: On a database with one writer, the pause after a chunk: a share of the chunk's time, and its longest in seconds.
 SHARE_OF_OTHERS, MOST_OF_OTHERS = 0.05, 0.05
@@ -173,7 +167,7 @@ def _claim_on(row: models.Model) -> tuple[Claim, RangeTarget]:
     if claim is None:
         raise_lost([row], [])
     target = RangeTarget(type(row), claim.alias)
-    refuse_old_snapshots(target.claims, READS)
+    refuse_old_snapshots(target.claims, "The rows of a range are all that others have committed")
     return claim, target
 
 

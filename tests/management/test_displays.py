@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from django_taskclaim.management.commands.claimstatus import CLEAR, WRAP
-from tests.commands import no_savepoint
+from tests.commands import no_savepoint, table_away
 from tests.factories import make
 from tests.testapp.models import Photo
 
@@ -20,7 +20,7 @@ from tests.testapp.models import Photo
 @pytest.mark.once
 @no_savepoint
 def test_a_watch_is_drawn_again_until_it_is_stopped(process_env: dict[str, str]) -> None:
-    """An error text cannot send codes; the last picture stays."""
+    """An error text cannot send codes, an error of the database ends nothing; the last picture stays."""
     make(Photo, 20)
     Photo.objects.complete(Photo.objects.claim_batch(10))
     (row,) = Photo.objects.claim_batch(1)
@@ -48,6 +48,8 @@ def test_a_watch_is_drawn_again_until_it_is_stopped(process_env: dict[str, str])
         read_until(r"^testapp\.Photo +6 +3 +10 +1 +0 +20  50\.0 %$")
         read_until(r"^  failed: \d+: ValueError: no \[2J picture$")
         read_until(r"^Workers: none alive")
+        with table_away(Photo):
+            read_until(r"testapp_photo")
         make(Photo, 2)
         read_until(r"^testapp\.Photo +8 .* 22 ")
         watch.send_signal(signal.SIGINT)

@@ -15,8 +15,8 @@ Conditions of --fail-if are separated by commas and compare by > >= < <= = != a 
 
 Exit codes:
   0    shown, and no condition of --fail-if holds
-  1    one does, or a model could not be read; the message says what
-  2    wrong usage
+  1    one does, or a database refused; the message says what
+  2    wrong usage, or tables are not there yet
   130  stopped by Ctrl-C without --watch
 
 """
@@ -50,7 +50,7 @@ from django_taskclaim.formatting import (
     with_source,
 )
 from django_taskclaim.handlers import handler_for
-from django_taskclaim.management.base import ClaimCommand, UsageError, duration, lacking, sentences
+from django_taskclaim.management.base import ClaimCommand, UsageError, duration
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.errors import latest_failures
 from django_taskclaim.monitoring.overview import Overview, overview
@@ -69,10 +69,7 @@ CLEAR, WRAP = "\033[2J\033[H\033[?7l", "\033[?7h"
 UNDONE = "unfinished>0,failed>0"
 
 PROGRESS = ("MODEL", "OPEN", "RUNNING", "COMPLETE", "FAILED", "PAUSED", "TOTAL", "DONE")
-WORKERS = ("NAME", "MODELS", "STATE", "HELD", "DONE", "FAILED", "SEEN", "UP")
-
-#: What was seen of one model, with the details for people.
-Look = tuple[Overview, list[str]]
+WORKERS = ("NAME", "MODELS", "HELD", "DONE", "FAILED", "SEEN", "UP")
 
 
 # The figures: what --fail-if compares and --format json contains. Their names and the grammar of conditions are part of
@@ -89,7 +86,8 @@ FIGURES: Mapping[str, Callable[[Overview], Figure]] = {
     "waiting": attrgetter("waiting"),
     "expired": attrgetter("expired"),
     "throttles": lambda seen: len(seen.throttles),
-    "workers": lambda seen: len(seen.living),
+    # Rows that people claim need none.
+    "workers": lambda seen: len(seen.living) if handler_for(seen.model) else None,
     "oldest_due": lambda seen: _age(seen, seen.due_since),
     "oldest_expired": lambda seen: _age(seen, seen.expired_since),
     "paused_for": lambda seen: _age(seen, seen.pause.paused_at if seen.pause else None),
@@ -165,24 +163,25 @@ class Command(ClaimCommand):
             with contextlib.suppress(KeyboardInterrupt):
                 self._watch(options["watch"])
             return
-        looks, unreadable = self._look(exact=is_json or bool(asked))
-        failing = list(_reasons_to_fail(looks, asked, named=bool(options["models"])))
+        looks = self._look(exact=is_json or bool(asked))
+        failing = list(_reasons_to_fail(looks, asked))
         if is_json:
-            models = [_facts(seen) for seen, _ in looks]
-            facts = {"models": models, "failing": failing, "unreadable": unreadable}
+            facts = {"models": [_facts(seen) for seen in looks], "failing": failing}
             # Durations are seconds.
             self.stdout.write(json.dumps(facts, default=timedelta.total_seconds, indent=2))
         elif options["verbosity"]:
             self.stdout.write("\n".join(self._lines(looks)))
-        if failing or unreadable:
-            raise CommandError("\n".join([*failing, *unreadable]))
+        if failing:
+            raise CommandError("\n".join(failing))
 
     def _watch(self, every: timedelta) -> None:
         how = f"every {format_duration(every)}. Ctrl-C ends it."
         while True:
-            looks, unreadable = self._look(exact=False)
             head = self.style.MIGRATE_LABEL(f"{format_moment(timezone.now())}, {how}")
-            lines = [head, "", *self._lines(looks), *unreadable]
+            try:
+                lines = [head, "", *self._lines(self._look(exact=False))]
+            except Error as error:
+                lines = [head, "", first_line(error)]
             # What the screen has no room for is left out: scrolled away, it would stay above.
             shown = "\n".join(lines[: shutil.get_terminal_size().lines - 1])
             self.stdout.write(f"{CLEAR}{shown}{WRAP}")
@@ -191,39 +190,21 @@ class Command(ClaimCommand):
             close_old_connections()
             time.sleep(every.total_seconds())
 
-    def _look(self, *, exact: bool) -> tuple[list[Look], list[str]]:
-        """Look at each model on its database; one that cannot be read does not hide the others.
+    def _look(self, *, exact: bool) -> list[Overview]:
+        return [overview(model, alias, exact=exact) for model, alias in self.where]
 
-        Returns the looks, and a sentence for each model that cannot be read.
-        """
-        looks: list[Look] = []
-        unreadable: list[str] = []
-        for model, alias in self.where:
-            try:
-                seen = overview(model, alias, exact=exact)
-                looks.append((seen, list(self._details(seen))))
-            except Error as error:
-                usual = f"{model._meta.label} on {alias!r} cannot be read: {first_line(error)}"
-                unreadable += sentences(lacking([(model, alias)])) or [usual]
-        return looks, unreadable
-
-    def _lines(self, looks: Sequence[Look]) -> Iterator[str]:
-        """Yield what is shown; nothing where no model could be read."""
-        if not looks:
-            return
-        yield from self._table(1, PROGRESS, *(_progress_cells(seen) for seen, _ in looks))
-        for seen, details in looks:
-            if details:
+    def _lines(self, looks: Sequence[Overview]) -> Iterator[str]:
+        yield from self._table(1, PROGRESS, *map(_progress_cells, looks))
+        for seen in looks:
+            if details := list(self._details(seen)):
                 yield from ("", self.style.MIGRATE_LABEL(seen.model._meta.label))
                 yield from (f"  {line}" for line in details)
         # A process that serves several of the models is one line.
-        workers = {(seen.alias, one.name): (seen, one) for seen, _ in looks for one in seen.workers}
-        shown = sorted(workers.values(), key=lambda pair: (not pair[1].alive, pair[1].name))
-        alive = any(worker.alive for _, worker in shown)
-        yield from ("", self.style.MIGRATE_LABEL("Workers" if alive else "Workers: none alive"))
-        if shown:
-            cells = [_worker_cells(worker, seen.now) for seen, worker in shown]
-            yield from (f"  {line}" for line in self._table(3, WORKERS, *cells))
+        workers = {(seen.alias, one.name): (one, seen.now) for seen in looks for one in seen.living}
+        yield from ("", self.style.MIGRATE_LABEL("Workers" if workers else "Workers: none alive"))
+        if workers:
+            cells = [_worker_cells(*pair) for pair in workers.values()]
+            yield from (f"  {line}" for line in self._table(2, WORKERS, *cells))
 
     def _table(self, left: int, *rows: Sequence[str]) -> Iterator[str]:
         """Yield aligned columns under the heads in the first row, so many to the *left* and the others to the right."""
@@ -259,17 +240,10 @@ class Command(ClaimCommand):
             yield f"and by {more:,} more"
 
 
-def _reasons_to_fail(
-    looks: Sequence[Look], asked: Sequence[Condition], *, named: bool
-) -> Iterator[str]:
-    """Yield a sentence for each model for which conditions hold.
-
-    Workers are asked of models that have a handler, because rows that people claim need none; of *named* ones always.
-    """
-    for seen, _ in looks:
+def _reasons_to_fail(looks: Sequence[Overview], asked: Sequence[Condition]) -> Iterator[str]:
+    """Yield a sentence for each model for which conditions hold."""
+    for seen in looks:
         figures = values_of(seen)
-        if not named and handler_for(seen.model) is None:
-            figures["workers"] = None
         found = [
             f"{one.figure} is {_shown(value)} ({one.text})"
             for one in asked
@@ -300,7 +274,6 @@ def _worker_cells(worker: WorkerProcess, now: datetime) -> list[str]:
     return [
         worker.name,
         ", ".join(worker.labels),
-        "running" if worker.alive else "silent",
         *(f"{number:,}" for number in (worker.rows_held, worker.rows_done, worker.rows_failed)),
         f"{format_duration(now - as_utc(worker.seen_at))} ago",
         format_duration(now - as_utc(worker.started_at)),
