@@ -67,7 +67,8 @@ def test_a_chart_has_room_for_the_minute_that_goes_on_and_marks_where_people_act
     record_action(Photo, "reset", rows=5, by="bob")
     record_action(Photo, "export", by="bob")
     found = chart(throughput(HOUR), acts(Photo, using="default"))
-    assert [act.act for act, _ in found.marks] == ["pause", "reset"]
+    marked = [act.act for together in found.marks.values() for act in together]
+    assert marked == ["pause", "reset"]
     assert found.top == max(slot.rate for slot in found.slots) > 1.0
 
 
