@@ -59,10 +59,6 @@ COUNTERS = {
     "expired": ("rows_expired", "Rows whose lease ended, and that workers put back or failed."),
 }
 HISTOGRAMS = {
-    "durations": (
-        "batch_seconds",
-        "How long batches took, from the claim to the last row written; the sum is exact to a fifth.",
-    ),
     "ran": (
         "handler_seconds",
         "How long handlers took for a row that was completed or failed; of a batch, each row's share.",
@@ -145,7 +141,7 @@ def _read(model: type[Model], alias: str) -> tuple[Overview, Counts]:
 
 
 def _histogram(durations: Mapping[int, int]) -> tuple[list[tuple[str, float]], float]:
-    """Return how many batches took up to which time, and about how many seconds all took together."""
+    """Return how many times were up to which length, and about how many seconds all were together."""
     bounds = [
         (str(longest_in(last)), float(sum(n for bucket, n in durations.items() if bucket <= last)))
         for last in SHOWN

@@ -95,13 +95,10 @@ def shared_memory() -> object:
 class Batch:
     """The rows of one claim, until the last of them is written."""
 
-    left: int = 0
     #: Whether each row has started.
     started: bytearray | memoryview = field(default_factory=bytearray)
     #: It is one row that may kill the process that runs it, claimed alone.
     quarantined: bool = False
-    #: By ``clock()``, when they were claimed.
-    claimed_at: float = field(default_factory=clock)
 
 
 class Notes:
@@ -158,7 +155,7 @@ class Notes:
             if not length or zlib.crc32(text, rows) != check:
                 self._free[len(place)].append(place)
                 continue
-            batch = Batch(rows)
+            batch = Batch()
             self._keep(batch, place, rows)
             try:
                 label, holder, keys = pickle.loads(text)
@@ -320,7 +317,7 @@ class WorkItem:
 
 def hold(handler: Handler, rows: Sequence[object]) -> list[HeldRow]:
     """Return the rows of one claim as they are held for *handler*."""
-    batch = Batch(len(rows), bytearray(len(rows)))
+    batch = Batch(bytearray(len(rows)))
     held = [HeldRow(row, handler, batch, number) for number, row in enumerate(rows)]
     batch.quarantined = len(held) == 1 and held[0].claim.quarantined
     return held

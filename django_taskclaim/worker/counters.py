@@ -4,8 +4,8 @@ Rows are counted by what became of them: ``done``; ``failed``, rows that ended s
 last ones of failed rows among them; ``claimed``; ``lost``, claims found lost; ``expired``, rows put back.
 
 How long things took is counted by size, on a scale that grows by half an octave a step, ``ran 12`` for the twelfth: a
-sum read from that is wrong by a fifth at most. ``durations`` are of batches, from the claim to the last row
-written, ``ran`` of handlers, by row, and ``waited`` of the first row of each claim, since it was due.
+sum read from that is wrong by a fifth at most. ``ran`` are of handlers, by row, and ``waited`` of the first row of each
+claim, since it was due.
 
 The counts of several processes add up.
 """

@@ -144,13 +144,8 @@ class Writer:
             self._postpone(self.inflight.split(result, locked))
 
     def _let_go(self, result: Result, rows: Sequence[HeldRow]) -> None:
-        """Hold these rows no longer; a batch of which nothing is left has come to its end."""
+        """Hold these rows no longer, and note how long the handler took."""
         self.inflight.written(result, rows)
-        for held in rows:
-            held.batch.left -= 1
-            if not held.batch.left:
-                seconds = clock() - held.batch.claimed_at
-                self.counters.count_times(held.handler.model, "durations", [seconds])
         ran = sum([held.ran for held in rows])
         if ran and type(result.outcome) in (Done, Ended):
             self.feeds[rows[0].handler.model].note(len(rows), ran)

@@ -109,7 +109,6 @@ def test_counters_never_exceed_the_table_while_workers_are_killed(
     # All that the successor did is counted.
     assert reported + done - finished <= counted
     seen = figures("testapp.Job")
-    assert seen["taskclaim_batch_seconds_count"] > 0
     assert seen["taskclaim_handler_seconds_count"] == counted
     assert counted <= seen["taskclaim_rows_claimed_total"] <= 400 + 20
     charged = Job.objects.aggregate(tries=Sum("attempts"))["tries"]
