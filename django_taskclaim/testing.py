@@ -15,7 +15,6 @@ from django.db import Error, connections, models, router, transaction
 
 from django_taskclaim.claim import clock, new_holder
 from django_taskclaim.connecting import left_open
-from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.worker.batch import HeldRow, WorkItem, hold
 from django_taskclaim.worker.counters import Counters
@@ -124,8 +123,8 @@ class _Inline(Running):
     A worker's plain handler runs without a transaction, where a database error spoils nothing that comes after it.
     """
 
-    #: By alias, how many blocks were open as the handler was called.
-    _depths: dict[str, int]
+    #: The aliases on which blocks were open as the handler was called.
+    _within: list[str]
 
     def _call(self, item: WorkItem) -> Answer:
         answer = Answer()
@@ -138,7 +137,7 @@ class _Inline(Running):
                 # A database error that the handler has swallowed comes again as the savepoint ends.
                 savepoints.enter_context(suppress(Error))
                 savepoints.enter_context(savepoint)
-            self._depths = {one.alias: len(one.atomic_blocks) for one in within}
+            self._within = [one.alias for one in within]
             answer = super()._call(item)
             for connection in within:
                 spoiled = connection.needs_rollback or isinstance(answer.error, Error)
@@ -150,12 +149,4 @@ class _Inline(Running):
         raise error
 
     def _left_open(self) -> list[str]:
-        """Leave the blocks that the handler has entered and not left, undoing them, and name their databases."""
-        unclean = left_open(but_for=self._depths)
-        for alias, depth in self._depths.items():
-            blocks = connections[alias].atomic_blocks
-            if len(blocks) > depth:
-                unclean.append(alias)
-            while len(blocks) > depth:
-                blocks[-1].__exit__(TaskClaimError, TaskClaimError(), None)
-        return unclean
+        return left_open(but_for=self._within)
