@@ -50,7 +50,8 @@ class Handler(Policy):
     batch: bool = False
     #: The function and the completion share one transaction.
     atomic: bool = False
-    own_concurrency: int | None = conf.option(conf.or_none(conf.whole_number()))
+    #: How many calls of a coroutine function may be under way in one process.
+    concurrency: int = conf.option(conf.whole_number(), default=CONCURRENCY)
     #: Asked beside those of the settings, for this model alone.
     health_checks: Sequence[Callable[[str], str | None]] = conf.option(
         conf.list_of("a list of functions", callable), default=()
@@ -87,11 +88,6 @@ class Handler(Policy):
         """How many rows one claim asks for, as long as nobody knows how long they take."""
         usual = 1 if self.has_ranges else int(conf.setting("BATCH_SIZE"))
         return self.own_batch_size or usual
-
-    @property
-    def concurrency(self) -> int:
-        """How many calls of a coroutine function may be under way in one process."""
-        return self.own_concurrency or CONCURRENCY
 
     @property
     def timeout(self) -> timedelta | None:
@@ -168,7 +164,7 @@ class HandlerOptions(TypedDict, total=False):
     #: Bounds one call; only a written None lifts it.
     timeout: float | timedelta | None
     #: How many calls of a coroutine function may run at once in one process.
-    concurrency: int | None
+    concurrency: int
     #: The tries of a row.
     max_attempts: int | None
     #: A function from the number of failures to the wait before the next try.
@@ -259,13 +255,11 @@ def _mistakes(new: Handler) -> Iterator[str]:
         yield f"is {'a' if is_generator else 'an async'} generator; let it return what it would yield"
     if new.is_async and new.atomic:
         yield "cannot be atomic: Django has no transactions across await. Make it a plain function"
-    if new.own_concurrency is not None and not new.is_async:
+    if new.concurrency != CONCURRENCY and not new.is_async:
         yield "is no coroutine function; what bounds it is claimworker --threads"
     rows, own = new.queryset, columns.claim_columns(new.model)
     if rows is not None and rows.model._meta.concrete_model is not new.model._meta.concrete_model:
         yield f"has a queryset of {rows.model._meta.label}, not of {new.model._meta.label}"
-    elif rows is not None and not hasattr(rows, "claim_batch"):
-        yield f"has a {type(rows).__name__} without claim_batch() as its queryset"
     own_tables: set[Any] = {new.model._meta.concrete_model, *new.model._meta.all_parents}
     if isinstance(new.completion, Archive) and new.completion.to._meta.concrete_model in own_tables:
         yield "must archive its rows on another table than their own"

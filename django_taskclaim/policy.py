@@ -101,8 +101,6 @@ class Policy:
 
     def __post_init__(self) -> None:
         conf.check_options(self)
-        if self.serial_by is None and not self.failed_blocks:
-            raise ValueError("failed_blocks=False says something of serial_by, which is not given.")
         if self.serial_by is not None and isinstance(self.completion, Clear):
             raise ValueError(
                 f"serial_by={self.serial_by!r} cannot go with the completion 'clear': the first row of a key would be"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.core.exceptions import AppRegistryNotReady, FieldError, ImproperlyConfigured
+from django.db.models import QuerySet
 
 from django_taskclaim import handler
 from django_taskclaim.handlers import handler_for, unregister
@@ -95,6 +96,12 @@ def test_a_second_handler_is_refused() -> None:
     handler(Photo)(functools.partial(plain))
     with pytest.raises(ImproperlyConfigured, match="another_coroutine is a second one"):
         handler(Photo)(functools.partial(another_coroutine))
+
+
+def test_the_queryset_of_a_handler_needs_no_verbs() -> None:
+    make(Photo)
+    handler(Photo, queryset=QuerySet(Photo))(plain)
+    assert run_due(Photo).completed == 1
 
 
 def wrapped(function: Callable[..., Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage, run_checks
-from django.db import connection, models
+from django.db import connection
 
 from django_taskclaim import checks
 from django_taskclaim.completion import Archive, Clear
@@ -68,7 +68,6 @@ def test_options(find: Find, model: Any, options: dict[str, Any], expected: list
         ({"update_fields": ["status"]}, "written by the verbs alone"),
         ({"queryset": Photo.objects.values("url")}, "through values()"),
         ({"queryset": ClaimOnly.objects.all()}, "a queryset of testapp.ClaimOnly"),
-        ({"queryset": models.QuerySet(Photo)}, "a QuerySet without claim_batch()"),
         ({"model": ClaimOnly, "completion": "clear"}, "needs RetryMixin"),
         ({"completion": Archive(Photo)}, "on another table"),
         ({"model": Child, "completion": Archive(Parent)}, "on another table"),

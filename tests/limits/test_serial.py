@@ -139,7 +139,6 @@ def test_heads_behind_a_crowd_are_reached(rule: Rule) -> None:
         ({"serial_by": "contry"}, ValueError),
         ({"serial_by": "country", "completion": Clear()}, ValueError),
         ({"serial_by": "country", "order_by": ["?"]}, ValueError),
-        ({"failed_blocks": False}, ValueError),
     ],
 )
 def test_a_wrong_series_is_refused(given: Any, error: type[Exception]) -> None:
