@@ -4,7 +4,7 @@ It makes claims of querysets, opens transactions of our own, bounds lock waits, 
 statements and reports which rows they touched. What a row's next state is, the querysets decide.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any
@@ -27,7 +27,6 @@ from django_taskclaim.db.sql import (
     value,
 )
 from django_taskclaim.fields import AnyField, as_utc, moment_reader
-from django_taskclaim.states import Status
 
 #: The rows of this table are the advisory locks of databases that have none for a transaction.
 NAMED_LEASES = "taskclaim_namedlease"
@@ -48,34 +47,21 @@ class Dialect(Statements):
         table: Table,
         candidates: Rows,
         claimable: Rows,
+        sets: Sequence[SQL],
         fields: Fields,
         *,
         simple: bool,
-        mark: datetime | None = None,
     ) -> ClaimStatement | None:
         """Return the statement that claims the first of *candidates*, to be cached; None where they can be none.
 
         *claimable* are the rows of the table that may be claimed, without the caller's filter: the UPDATE repeats
-        this condition. *fields* are wanted back of each row. With *mark* its ``not_before`` becomes that moment.
+        this condition. *sets* are its assignments. *fields* are wanted back of each row.
         """
         chosen = self.compiled(candidates, None, table.columns.key)
         condition, ours = table.where_of(candidates), table.where_of(claimable)
         if chosen is None or condition is None or ours is None:
             return None
-        columns = table.columns
-        marked = [] if mark is None or columns.not_before is None else [(columns.not_before, mark)]
-        # Status first, holder last, for databases that set from left to right.
-        assignments = SQL.join(
-            ", ",
-            [
-                table.assign(columns.status, SQL(f"'{Status.PROCESSING.value}'")),
-                table.assign(columns.claimed_at, SQL(self.now)),
-                table.assign(columns.expires_at, sql(self.moment_after, value(Bound("lease")))),
-                *(table.assign(field, table.bound(field, moment)) for field, moment in marked),
-                table.assign(columns.claimed_by, value(Bound("holder"))),
-            ],
-        )
-        first = sql("{} LIMIT {}", chosen, value(Bound("limit")))
+        assignments, first = SQL.join(", ", sets), sql("{} LIMIT {}", chosen, value(Bound("limit")))
         returned = table.shown(fields)
         whole = self.update_free(table, first, assignments, table.beside_key(ours), returned)
         return ClaimStatement(table, fields, chosen, condition, ours, assignments, simple, whole)

@@ -237,12 +237,11 @@ class MySQL(Dialect):
                 value(values["limit"]),
             )
         )
-        holder = columns.claimed_by
-        running = table.in_state(Status.PROCESSING)
-        marked = sql("{} AND {} = {}", running, table.qualified(holder), value(mark))
-        keys = table.keys_of(self.select(table, columns.key, marked))
+        holder, running = table.qualified(columns.claimed_by), table.in_state(Status.PROCESSING)
+        marked = sql("{} AND {} = {}", running, holder, value(mark))
+        keys = [table.key_of(row) for row in self.select(table, columns.key, marked)]
         if keys:
-            self.write(table, keys, Change([table.assign(holder, value(name))]), marked)
+            self.write(table, keys, Change([sql("{} = {}", holder, value(name))]), marked)
         return keys
 
     def writing(
@@ -254,10 +253,10 @@ class MySQL(Dialect):
         """
         if change is not None and (len(keys) == 1 or not change.own):
             return super().writing(table, keys, change, condition)
-        own = () if change is None else change.own
+        own = {} if change is None else change.own
         names = [f"k{n}" for n in range(len(table.key))]
         columns = [f"{column} AS {name}" for column, name in zip(table.key, names, strict=True)]
-        columns += [f"{table.column(one.field)} AS v{n}" for n, one in enumerate(own)]
+        columns += [f"{table.column(field)} AS v{n}" for n, field in enumerate(own)]
         types = SQL(f"SELECT {', '.join(columns)} FROM {table.name} WHERE 1 = 0")
         listed = sql(
             "({}) {} STRAIGHT_JOIN {} ON {} AND {}",

@@ -1,6 +1,6 @@
 """PostgreSQL: one statement claims a batch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -135,18 +135,18 @@ class PostgreSQL(Dialect):
             "keepalives_count": 3,
         }
 
-    def value_rows(self, table: KeyTable, keys: Keys, own: Sequence[OwnValues]) -> list[SQL]:
+    def value_rows(self, table: KeyTable, keys: Keys, own: OwnValues) -> list[SQL]:
         """Begin with a row of nothing but types: texts, and arrays of texts, have none and take that of their column.
 
         An explicit cast to the column's type would cut a value that does not fit.
         """
         nothing = "(SELECT {} FROM {} WHERE 1 = 0)".format
         typed = [nothing(column, table.name) for column in table.key]
-        for one in own:
+        for field, values in own.items():
             is_text = all(
-                v.text == "%s" and isinstance(v.params[0], str | list | None) for v in one.values
+                v.text == "%s" and isinstance(v.params[0], str | list | None) for v in values
             )
-            typed.append(nothing(table.column(one.field), table.name) if is_text else "NULL")
+            typed.append(nothing(table.column(field), table.name) if is_text else "NULL")
         return [SQL(", ".join(typed)), *super().value_rows(table, keys, own)]
 
     def advisory_lock(self, name: str) -> None:

@@ -102,25 +102,21 @@ def unqualified(name: str) -> str:
     return f'"{last}' if schema_ends else name
 
 
-class OwnValues(NamedTuple):
-    """A column in which each row gets a value of its own."""
-
-    field: AnyField
-    #: In the order of the rows' keys.
-    values: Sequence[SQL]
+#: Columns in which each row gets a value of its own, in the order of the rows' keys.
+OwnValues: TypeAlias = Mapping[AnyField, Sequence[SQL]]
 
 
 class Change(NamedTuple):
     """What one UPDATE sets: assignments that are alike for all rows, and columns that are not."""
 
     shared: Sequence[SQL]
-    own: Sequence[OwnValues] = ()
+    own: OwnValues = {}
 
     def assignments(self, table: "KeyTable", *, joined: bool = False) -> SQL:
         """Return the SET list for a single row, or, if a list of values is *joined*, for several."""
         own = [
-            table.assign(one.field, SQL(f"{VALUES}.v{n}") if joined else one.values[0])
-            for n, one in enumerate(self.own)
+            sql("{} = {}", table.column(field), f"{VALUES}.v{n}" if joined else values[0])
+            for n, (field, values) in enumerate(self.own.items())
         ]
         return SQL.join(", ", [*self.shared, *own])
 
@@ -205,10 +201,6 @@ class KeyTable:
             for parts in (keys if len(self.key) > 1 else [(key,) for key in keys])
         ]
 
-    def assign(self, field: AnyField, to: SQL) -> SQL:
-        """Return ``column = expression`` for a SET clause."""
-        return SQL(f"{self.column(field)} = {to.text}", to.params)
-
     def bound(self, field: AnyField, given: object) -> SQL:
         """Bind a Python value as ``save()`` would store it in *field*."""
         return self.bound_all(field, [given])[0]
@@ -271,11 +263,7 @@ class KeyTable:
         """Turn returned key columns into keys: plain values, tuples for composite keys."""
         if self.has_plain_key:
             return [row[0] for row in raw]
-        return self.keys_of(self.python_rows(self.columns.key, raw))
-
-    def keys_of(self, rows: Sequence[Row]) -> list[Key]:
-        """Return the keys of rows whose first columns are the key's."""
-        return [self.key_of(row) for row in rows]
+        return [self.key_of(row) for row in self.python_rows(self.columns.key, raw)]
 
     def key_of(self, row: Sequence[object]) -> Key:
         """Return the key of a row whose first columns are the key's."""
@@ -519,7 +507,8 @@ class Statements:
         if not keys:
             return []
         matching = sql("{} AND {}", table.keyed(keys), condition)
-        return table.keys_of(self.select(table, table.columns.key, matching, lock))
+        rows = self.select(table, table.columns.key, matching, lock)
+        return [table.key_of(row) for row in rows]
 
     def update_target(self, table: KeyTable) -> str:
         """Name the table in a statement that finds its rows by key, to write or to lock them."""
@@ -604,10 +593,10 @@ class Statements:
             condition,
         )
 
-    def value_rows(self, table: KeyTable, keys: Keys, own: Sequence[OwnValues]) -> list[SQL]:
+    def value_rows(self, table: KeyTable, keys: Keys, own: OwnValues) -> list[SQL]:
         """Return the key of each row and its own values, as items of a list."""
         marks = ["%s"] * len(table.key)
-        given = zip(*[one.values for one in own], strict=True) if own else [()] * len(keys)
+        given = zip(*own.values(), strict=True) if own else [()] * len(keys)
         return [
             SQL(
                 ", ".join([*marks, *[cell.text for cell in cells]]),

@@ -461,10 +461,10 @@ def _statement(call: ClaimCall, scan: Scan) -> ClaimStatement | None:
 
 def _prepare(call: ClaimCall, scan: Scan, rows: Rows, *, simple: bool) -> ClaimStatement | None:
     """Return the statement that claims the first of *rows*, which *scan* finds; None where they can be none."""
-    target, ours, mark = call.target, EVERYTHING, None
+    target, ours, sets = call.target, EVERYTHING, scope.CLAIMED
     if scan.which is scope.is_quarantined:
         # If the claim expires, the mark says whether the row had been started.
-        mark = QUARANTINED_UNSTARTED if call.notes_start else QUARANTINED
+        sets = {"not_before": QUARANTINED_UNSTARTED if call.notes_start else QUARANTINED, **sets}
         ours = Scan(scope.is_quarantined)
     columns = target.columns
     claimable = scope.is_open(columns) & ours.condition(columns)
@@ -474,7 +474,7 @@ def _prepare(call: ClaimCall, scan: Scan, rows: Rows, *, simple: bool) -> ClaimS
     some = [*columns.key, *(one for one in roles if one is not None)]
     fields = columns.owner._meta.concrete_fields if call.is_plain else some
     return target.dialect.prepare_claim(
-        target.table, rows, rows_of_ours, fields, simple=simple, mark=mark
+        target.table, rows, rows_of_ours, target.setting(sets), fields, simple=simple
     )
 
 

@@ -9,7 +9,7 @@ from django.db import models
 from django_taskclaim.claim import COMPLETED as ENDED_WELL
 from django_taskclaim.columns import LINK, KeyColumns, is_claimable, is_companion, source_link
 from django_taskclaim.completion import Archive, Clear, Delete
-from django_taskclaim.db.sql import SQL, Change, KeyTable, OwnValues
+from django_taskclaim.db.sql import SQL, Change, KeyTable
 from django_taskclaim.exceptions import SourceGone, TaskClaimError
 from django_taskclaim.fields import AnyField
 from django_taskclaim.policy import policy_for
@@ -166,8 +166,8 @@ def _write(
         by_key = {table.key_of([getattr(one, name) for name in names]): one for one in instances}
         for keys in target.dialect.chunks(sorted(by_key), table, len(of_table)):
             some = [by_key[key] for key in keys]
-            values = [OwnValues(field, saved_values(table, field, some)) for field in of_table]
-            if target.dialect.write(table, keys, Change([], values)) < len(keys):
+            own = {field: saved_values(table, field, some) for field in of_table}
+            if target.dialect.write(table, keys, Change([], own)) < len(keys):
                 there = set(target.dialect.select_keys(table, keys))
                 gone += [by_key[key] for key in keys if key not in there]
     return gone

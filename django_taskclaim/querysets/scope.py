@@ -23,7 +23,7 @@ from django_taskclaim.connecting import drop_broken
 from django_taskclaim.contention import WAITS_ONCE, is_contention, is_refusal, retry_on_contention
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.db.base import Dialect
-from django_taskclaim.db.sql import SQL, ClaimStatement, KeyTable, Table
+from django_taskclaim.db.sql import SQL, Bound, ClaimStatement, KeyTable, Table, sql, value
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import NEVER_WAITED, QUARANTINED
 from django_taskclaim.policy import policy_for
@@ -41,15 +41,23 @@ TARGETS = "_taskclaim_targets"
 
 
 class Computed(Enum):
-    """What only the database knows: its clock, and the number stored plus one."""
+    """What only the database knows: its clock, the end of a lease that begins now, and the number stored plus one."""
 
-    NOW, ONE_MORE = range(2)
+    NOW, LEASE_END, ONE_MORE = range(3)
 
 
 Columns = Mapping[str, Any]
 
 NOW: Final = Computed.NOW
 ONE_MORE: Final = Computed.ONE_MORE
+
+#: A claim binds its holder, and its lease in seconds, in the cached statement.
+CLAIMED: Columns = {
+    "status": Status.PROCESSING,
+    "claimed_at": NOW,
+    "expires_at": Computed.LEASE_END,
+    "claimed_by": Bound("holder"),
+}
 
 COMPLETED: Columns = {"status": Status.COMPLETE, "completed_at": NOW, "expires_at": None}
 
@@ -176,13 +184,15 @@ class ClaimTarget(Target):
                     stored = self.dialect.later(to)
                 case Computed.NOW:
                     stored = SQL(self.dialect.now)
+                case Computed.LEASE_END:
+                    stored = sql(self.dialect.moment_after, value(Bound("lease")))
                 case Computed.ONE_MORE:
                     stored = SQL(f"{table.qualified(column)} + 1")
                 case datetime():
                     stored = table.bound(column, to)
                 case _:
-                    stored = SQL("%s", (to,))
-            found.append(table.assign(column, stored))
+                    stored = value(to)
+            found.append(SQL(f"{table.column(column)} = {stored.text}", stored.params))
         return found
 
     def is_writable(self) -> bool:

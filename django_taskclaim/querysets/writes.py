@@ -33,7 +33,7 @@ from django_taskclaim.claim import (
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import is_refusal, retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow
-from django_taskclaim.db.sql import SKIP, SQL, WAIT, Change, Key, Keys, OwnValues, Row, sql
+from django_taskclaim.db.sql import SKIP, SQL, WAIT, Change, Key, Keys, Row, sql
 from django_taskclaim.error_text import describe, escape_to_ascii, redact, text_to_store
 from django_taskclaim.exceptions import ClaimLost, CommitUnknown, Permanent
 from django_taskclaim.fields import QUARANTINED, AnyField
@@ -319,7 +319,7 @@ def _send_one(held: HeldRows, verb: Write) -> Keys | None:
     """Send one statement and return the keys written; None where the count was short and does not say which."""
     target, change = held.target, None
     if not verb.deletes:
-        own = [OwnValues(column, values(held)) for column, values in verb.own.items()]
+        own = {column: values(held) for column, values in verb.own.items()}
         change = Change(target.setting(verb.sets), own)
     return target.dialect.write_held(target.table, held.keys, held.fence(), change)
 
