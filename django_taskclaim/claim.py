@@ -70,7 +70,8 @@ class Claim:
     cancel_reason = ""
     #: … and whether the rest of the row is too much for one claim.
     too_long = False
-    _ending: "_Ending | None" = None
+    #: How it has ended; for as long as that is not committed, with the transaction.
+    _ending: "Ended | _Ending | None" = None
 
     def __init__(
         self, token: Token, alias: str, pk: Any, *, lease: timedelta, attempts: int = 0
@@ -91,8 +92,10 @@ class Claim:
     def how_ended(self) -> Ended | None:
         """Return how a verb of our own has ended the claim, None as long as it stands, for all we know."""
         ending = self._ending
-        if ending is None or ending.counts():
-            return None if ending is None else ending.how
+        if not isinstance(ending, _Ending):
+            return ending
+        if ending.counts():
+            return ending.how
         self._ending = None
         # If the session has ended since, the transaction may have ended with it, by its COMMIT.
         self.unanswered = self.unanswered or ending.connection.connection is not ending.session
@@ -112,8 +115,8 @@ class Claim:
         # nobody would tell the copy of a rollback.
         names = ("token", "alias", "pk", "lease", "attempts", "lost", "unanswered", "ambiguous")
         state = {name: getattr(self, name) for name in names}
-        if self._ending is not None and self._ending.committed:
-            state["_ending"] = _Ending(self._ending.how)
+        if isinstance(self._ending, Ended):
+            state["_ending"] = self._ending
         return state
 
 
@@ -122,25 +125,21 @@ def end_claims(claims: Sequence[Claim], how: Ended) -> None:
     if not claims:
         return
     connection = connections[claims[0].alias]
-    if connection.in_atomic_block:
-        ending = _Ending(how, connection)
-    elif connection.get_autocommit():
-        ending = _Ending(how)
-    else:
+    if not connection.in_atomic_block and not connection.get_autocommit():
         # Without autocommit Django does not notice the commit. The fence is enough: it asks the row.
         return
+    ending = _Ending(how, claims, connection) if connection.in_atomic_block else how
     for claim in claims:
         claim._ending = ending
 
 
 class _Ending:
-    """How a verb has ended claims, and whether the transaction in which it did so has committed."""
+    """How a verb has ended claims in a transaction that has not committed yet."""
 
-    def __init__(self, how: Ended, connection: BaseDatabaseWrapper | None = None) -> None:
-        self.how = how
-        self.committed = connection is None
-        if connection is None:
-            return
+    def __init__(
+        self, how: Ended, claims: Sequence[Claim], connection: BaseDatabaseWrapper
+    ) -> None:
+        self.how, self.claims = how, claims
         self.connection, self.session = connection, connection.connection
         transaction.on_commit(self, using=connection.alias)
         if not any(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks):
@@ -150,13 +149,13 @@ class _Ending:
 
     def __call__(self) -> None:
         """Learn of the commit."""
-        self.committed = True
-        # An instance may outlive the thread that wrote it, and need not keep its connection.
-        del self.connection, self.session
+        # From now on the claims do not keep the connection: they may outlive its thread.
+        for claim in self.claims:
+            claim._ending = self.how
 
     def counts(self) -> bool:
-        """Say whether the transaction has committed or is still undecided: a rollback throws its hooks away unrun."""
-        return self.committed or any(hook[1] is self for hook in self.connection.run_on_commit)
+        """Say whether the transaction is still undecided: a rollback throws its hooks away unrun."""
+        return any(hook[1] is self for hook in self.connection.run_on_commit)
 
 
 def claim_of(row: models.Model) -> Claim | None:

@@ -207,7 +207,10 @@ policies: dict[type[models.Model], Policy] = {}
 
 def policy_for(model: type[Any]) -> Policy:
     """Return the policy of *model* or of the nearest class it inherits from; the settings' where none is set."""
-    return next((policies[cls] for cls in model.__mro__ if cls in policies), _DEFAULT)
+    for cls in model.__mro__:
+        if cls in policies:
+            return policies[cls]
+    return _DEFAULT
 
 
 def policies_over(model: type[Any]) -> dict[type[models.Model], Policy]:

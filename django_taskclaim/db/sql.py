@@ -201,12 +201,9 @@ class KeyTable:
             for parts in (keys if len(self.key) > 1 else [(key,) for key in keys])
         ]
 
-    def bound(self, field: AnyField, given: object) -> SQL:
-        """Bind a Python value as ``save()`` would store it in *field*."""
-        return self.bound_all(field, [given])[0]
-
-    def bound_all(self, field: AnyField, given: Sequence[object]) -> list[SQL]:
-        """Bind Python values as ``save()`` would store them in *field*."""
+    def saved(self, field: AnyField, rows: Sequence[models.Model]) -> list[SQL]:
+        """Bind the values that the instances have in *field*, prepared as ``save()`` does."""
+        given = [field.pre_save(row, False) for row in rows]
         for one in given:
             if hasattr(one, "resolve_expression"):
                 raise TypeError(

@@ -78,7 +78,7 @@ def _completion(target: ClaimTarget, names: Collection[str]) -> Write:
 
 
 def _values_of(field: AnyField, held: HeldRows) -> list[SQL]:
-    return saved_values(held.target.table, field, held.rows)
+    return held.target.table.saved(field, held.rows)
 
 
 # Results
@@ -129,11 +129,6 @@ def writable(model: type[models.Model]) -> set[str]:
     }
 
 
-def saved_values(table: KeyTable, field: AnyField, instances: Sequence[models.Model]) -> list[SQL]:
-    """Return the values that the instances have in *field*, prepared as ``save()`` does."""
-    return table.bound_all(field, [field.pre_save(one, False) for one in instances])
-
-
 def _write_sources(fields: Sequence[AnyField], held: HeldRows) -> None:
     """Write results of the sources; SourceGone where one is not there any more."""
     target, rows = held.target, held.rows
@@ -166,7 +161,7 @@ def _write(
         by_key = {table.key_of([getattr(one, name) for name in names]): one for one in instances}
         for keys in target.dialect.chunks(sorted(by_key), table, len(of_table)):
             some = [by_key[key] for key in keys]
-            own = {field: saved_values(table, field, some) for field in of_table}
+            own = {field: table.saved(field, some) for field in of_table}
             if target.dialect.write(table, keys, Change([], own)) < len(keys):
                 there = set(target.dialect.select_keys(table, keys))
                 gone += [by_key[key] for key in keys if key not in there]

@@ -189,7 +189,7 @@ class ClaimTarget(Target):
                 case Computed.ONE_MORE:
                     stored = SQL(f"{table.qualified(column)} + 1")
                 case datetime():
-                    stored = table.bound(column, to)
+                    stored = value(column.get_db_prep_save(to, self.dialect.connection))
                 case _:
                     stored = value(to)
             found.append(SQL(f"{table.column(column)} = {stored.text}", stored.params))

@@ -476,15 +476,14 @@ def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
             given.write(held, _giving_back(wait))
             continue
         waits = {key: one.wait() for key, one in verdicts.items() if not one.final}
+        waiting = held.target.columns.not_before
+        own = {} if waiting is None else {waiting: partial(_waits, waits)}
         verb = partial(Write, how=ended, signal=rows_failed, facts={"error": error})
-        last, again = held.but_for(waits.keys()), held.only(waits.keys())
-        if last.rows:
-            store_text(partial(_write_failure, given, last, verb(sets=scope.FAILED)), text)
-        if again.rows:
-            waiting = held.target.columns.not_before
-            own = {} if waiting is None else {waiting: partial(_waits, waits)}
-            with_waits = verb(sets=scope.OPEN_AGAIN, own=own)
-            store_text(partial(_write_failure, given, again, with_waits), text)
+        last = held.but_for(waits), verb(sets=scope.FAILED)
+        again = held.only(waits.keys()), verb(sets=scope.OPEN_AGAIN, own=own)
+        for rows, write in (last, again):
+            if rows.rows:
+                store_text(partial(_write_failure, given, rows, write), text)
     return given.end()
 
 

@@ -148,7 +148,7 @@ FAULTS = {
                 'return SQL(f"{name} = {later}", (lease.total_seconds(),) * 2)',
                 "from django.utils import timezone\n\n"
                 "        column = table.columns.expires_at\n"
-                "        end = table.bound(column, timezone.now() + lease)\n"
+                "        end = value(column.get_db_prep_save(timezone.now() + lease, self.connection))\n"
                 '        later = f"{self.greatest}(COALESCE({table.name}.{name}, {end.text}), {end.text})"\n'
                 '        return SQL(f"{name} = {later}", (*end.params, *end.params))',
             ),
