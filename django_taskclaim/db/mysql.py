@@ -275,15 +275,11 @@ class MySQL(Dialect):
     def advisory_lock(self, name: str) -> None:
         """Wait for a row of that name: GET_LOCK belongs to the session, not to the transaction."""
         digest = hashlib.sha256(name.encode()).hexdigest()
-        self.run(
-            sql(
-                "INSERT INTO {} (name, claimed_at, iteration) VALUES ({}, {}, 0)"
-                " ON DUPLICATE KEY UPDATE claimed_at = VALUES(claimed_at)",
-                NAMED_LEASES,
-                value(f"queue:{digest}"),
-                self.now,
-            )
+        text = (
+            f"INSERT INTO {NAMED_LEASES} (name, claimed_at, iteration) VALUES (%s, {self.now}, 0)"
+            " ON DUPLICATE KEY UPDATE claimed_at = VALUES(claimed_at)"
         )
+        self.run(SQL(text, (f"queue:{digest}",)))
 
     def sees_new_commits(self) -> bool:
         return getattr(self.connection, "isolation_level", None) == "read committed"

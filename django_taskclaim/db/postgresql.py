@@ -9,7 +9,7 @@ from django.db import InternalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_taskclaim.db.base import Dialect
-from django_taskclaim.db.sql import PREPARED, SQL, Keys, KeyTable, OwnValues, Raw, sql, value
+from django_taskclaim.db.sql import PREPARED, SQL, Keys, KeyTable, OwnValues, Raw
 from django_taskclaim.policy import RENEWALS_PER_LEASE
 
 #: libpq's states for no transaction, and for an open one without error. A transaction that an error has aborted has
@@ -151,12 +151,8 @@ class PostgreSQL(Dialect):
 
     def advisory_lock(self, name: str) -> None:
         # The lock is the transaction's, so it works behind a transaction pooler.
-        self.fetch(
-            sql(
-                "SELECT 1 FROM (SELECT pg_advisory_xact_lock(hashtextextended({}, 0))) AS taskclaim_queue",
-                value(f"taskclaim:{name}"),
-            )
-        )
+        lock = "SELECT 1 FROM (SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))) AS taskclaim_queue"
+        self.fetch(SQL(lock, (f"taskclaim:{name}",)))
 
     def sees_new_commits(self) -> bool:
         ((level,),) = self.fetch(SQL("SHOW transaction_isolation"))

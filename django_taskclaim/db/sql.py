@@ -181,6 +181,7 @@ class KeyTable:
             row = f"({', '.join(['%s'] * len(self.key))})"
             listed = ", ".join([row] * len(keys))
             return SQL(f"({self.key_list}) IN (SELECT * FROM (VALUES {listed}))", params)
+        # MariaDB reads the whole index for an IN of one row of values.
         each = " AND ".join(f"{self.name}.{column} = %s" for column in self.key)
         return SQL("(" + " OR ".join([f"({each})"] * len(keys)) + ")", params)
 
@@ -487,15 +488,14 @@ class Statements:
             # The caller's transaction may be a deferred one.
             self.wait_to_write(table)
             lock = ""
-        statement = sql(
-            "SELECT {} FROM {} WHERE {} ORDER BY {}{}",
-            table.shown(fields),
-            self.update_target(table) if lock else table.name,
-            condition,
-            table.key_list,
-            f" {self.lock_clause}{lock}" if lock else "",
+        source, locking = table.name, ""
+        if lock:
+            source, locking = self.update_target(table), f" {self.lock_clause}{lock}"
+        text = (
+            f"SELECT {table.shown(fields)} FROM {source} WHERE {condition.text}"
+            f" ORDER BY {table.key_list}{locking}"
         )
-        return table.python_rows(fields, self.fetch(statement))
+        return table.python_rows(fields, self.fetch(SQL(text, condition.params)))
 
     def select_keys(
         self, table: KeyTable, keys: Keys, condition: SQL = ALL, lock: str = ""
@@ -543,16 +543,11 @@ class Statements:
             if held:
                 self.write(table, held, Change([extension]), fence)
             return held
-        listed = table.key_list
-        standing = sql(
-            "SELECT {0} FROM {1} WHERE {2} AND {3} ORDER BY {0}",
-            listed,
-            table.name,
-            table.keyed(keys),
-            fence,
-        )
-        update = self.update_free(table, standing, extension, fence, listed)
-        return table.python_keys(self.fetch(update))
+        listed, standing = table.key_list, sql("{} AND {}", table.keyed(keys), fence)
+        text = f"SELECT {listed} FROM {table.name} WHERE {standing.text} ORDER BY {listed}"
+        chosen = SQL(text, standing.params)
+        rows = self.fetch(self.update_free(table, chosen, extension, fence, listed))
+        return keys if len(rows) == len(keys) else table.python_keys(rows)
 
     def extension(self, table: Table, lease: timedelta) -> SQL:
         """Return the SET of a renewal: never earlier than the expiry that stands."""

@@ -170,9 +170,10 @@ class ClaimTarget(Target):
         table, found = self.table, []
         for role, to in columns.items():
             column = getattr(self.columns, role)
+            if column is None:
+                continue
+            name = table.column(column)
             match to:
-                case _ if column is None:
-                    continue
                 case None:
                     stored = SQL("NULL")
                 case Status():
@@ -187,12 +188,12 @@ class ClaimTarget(Target):
                 case Computed.LEASE_END:
                     stored = sql(self.dialect.moment_after, value(Bound("lease")))
                 case Computed.ONE_MORE:
-                    stored = SQL(f"{table.qualified(column)} + 1")
+                    stored = SQL(f"{name} + 1")
                 case datetime():
                     stored = value(column.get_db_prep_save(to, self.dialect.connection))
                 case _:
                     stored = value(to)
-            found.append(SQL(f"{table.column(column)} = {stored.text}", stored.params))
+            found.append(SQL(f"{name} = {stored.text}", stored.params))
         return found
 
     def is_writable(self) -> bool:
