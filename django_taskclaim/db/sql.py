@@ -133,7 +133,7 @@ class KeyTable:
         self._converters: dict[Hashable, Any] = {}
         self.name = connection.ops.quote_name(columns.owner._meta.db_table)
         self.key = [self.column(field) for field in columns.key]
-        self.key_list = self.list_of(columns.key)
+        self.key_list = ", ".join(map(self.qualified, columns.key))
         #: Whether keys are whole numbers, which need no conversion.
         self.has_plain_key = len(columns.key) == 1 and type(columns.key[0]) in PLAIN_INTEGERS
 
@@ -154,12 +154,8 @@ class KeyTable:
         """Return the column's name with the table in front of it."""
         return f"{self.name}.{self.column(field)}"
 
-    def list_of(self, fields: Fields) -> str:
-        """Return qualified column names, separated by commas."""
-        return ", ".join(self.qualified(field) for field in fields)
-
     def shown(self, fields: Fields) -> str:
-        """Return the same as a SELECT or a RETURNING names it whose rows ``python_rows`` takes.
+        """Return columns as a SELECT or a RETURNING names them whose rows ``python_rows`` takes.
 
         PostgreSQL's driver reads each moment by itself, in Python. As text those that are the same are read once.
         """

@@ -22,7 +22,7 @@ from django.db.models.deletion import ProtectedError, RestrictedError
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.contention import contention_code, is_refusal
-from django_taskclaim.db.sql import Key, sql
+from django_taskclaim.db.sql import SQL, Key
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
@@ -132,10 +132,9 @@ def send_around(
 
 def write_nothing(target: ClaimTarget) -> None:
     """Write, and read, no row of the table."""
-    dialect, table = target.dialect, target.table
-    dialect.wait_to_write(table)
-    names = table.list_of(table.columns.owner._meta.local_concrete_fields)
-    dialect.fetch(sql("SELECT {} FROM {} WHERE 1 = 0", names, table.name))
+    target.dialect.wait_to_write(target.table)
+    fields = target.columns.owner._meta.local_concrete_fields
+    target.dialect.select(target.table, fields, SQL("1 = 0"))
 
 
 #: How many seconds a refused row is left out.
