@@ -211,14 +211,9 @@ def lacking(where: Iterable[tuple[Model, str]]) -> Iterator[CheckMessage]:
             yield from missing_table(model, alias)
 
 
-def sentences(findings: Iterable[CheckMessage]) -> list[str]:
-    """Return each finding once, with what to do."""
-    return list(dict.fromkeys(f"{one.msg} {one.hint}" for one in findings))
-
-
 def refuse(findings: Iterable[CheckMessage], returncode: int = 2) -> None:
-    """Raise CommandError with the findings, if there are any."""
-    if found := sentences(findings):
+    """Raise CommandError with each of the findings once, and with what to do, if there are any."""
+    if found := dict.fromkeys(f"{one.msg} {one.hint}" for one in findings):
         raise CommandError("\n".join(found), returncode=returncode)
 
 

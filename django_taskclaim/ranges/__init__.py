@@ -36,11 +36,8 @@ M = TypeVar("M", bound=models.Model)
 #: Rows of a range unless the caller or the model says otherwise.
 CHUNK_SIZE = 100_000
 
-#: Ranges that are stored together.
-BATCH = 20
-
-#: Ranges that a worker plans at once.
-AHEAD = 16
+#: Ranges that are stored together, and that a worker plans at once.
+BATCH = 16
 
 #: The last planned key and its position, where the plan goes on.
 End = tuple[str | None, int]
@@ -62,7 +59,12 @@ class RangeQuerySet(ClaimQuerySet[M]):
         self._for_write = True
         NUMBER_OR_NONE.check(chunk_size, "chunk_size")
         model: Any = self.model
-        return plan(RangeTarget(model, self.db), chunk_size or model.plan_ahead or CHUNK_SIZE)
+        target, size = RangeTarget(model, self.db), chunk_size or model.plan_ahead or CHUNK_SIZE
+        make_due(target)
+        added = 0
+        while (stored := plan_more(target, size)) is not None:
+            added += stored
+        return added
 
     vars(plan)["alters_data"] = True
 
@@ -186,33 +188,20 @@ def row_counts(model: type[models.Model], alias: str) -> RowCounts:
 # Plans
 
 
-def plan(
-    target: RangeTarget,
-    chunk_size: int,
-    limit: int | None = None,
-    *,
-    until: Key | None = None,
-    only_full: bool = False,
-) -> int:
-    """Store ranges of *chunk_size* rows for all keys behind the last planned one, and return how many.
+def plan_more(
+    target: RangeTarget, chunk_size: int, *, until: Key | None = None, only_full: bool = False
+) -> int | None:
+    """Store the next ranges of *chunk_size* rows, BATCH of them, and return how many; None where no key is left.
 
-    Stores *limit* ranges at most. Plans no key beyond *until*, if that is given, and with *only_full* no range of fewer
-    rows. Commits as it goes. If another planner has stored ranges meanwhile, this one drops what it has found and goes
-    on behind them.
+    Plans no key beyond *until*, if that is given, and with *only_full* no range of fewer rows. If another planner has
+    stored ranges meanwhile, this one drops what it has found.
     """
     refuse_unplannable(target)
     refuse_old_snapshots(target.claims, "plan() goes on behind what others have planned")
-    make_due(target)
-    added = 0
-    while limit is None or added < limit:
-        end = end_of_plan(target)
-        parts = target.parts(target.rows(until=until), chunk_size, target.decode(end[0]))
-        most = BATCH if limit is None else min(BATCH, limit - added)
-        found = [part for part in islice(parts, most) if part.rows == chunk_size or not only_full]
-        if not found:
-            break
-        added += run(target.claims, partial(_store, target, end, found))
-    return added
+    end = end_of_plan(target)
+    parts = target.parts(target.rows(until=until), chunk_size, target.decode(end[0]))
+    found = [part for part in islice(parts, BATCH) if part.rows == chunk_size or not only_full]
+    return run(target.claims, partial(_store, target, end, found)) if found else None
 
 
 def end_of_plan(target: RangeTarget) -> End:
@@ -260,7 +249,7 @@ def open_more(
     if ahead is not None:
         # While planned ones wait for late commits, rows that have come since wait until they make a full range.
         only_full = opened.filter(**{target.claims.columns.iteration.name: 0}).exists()
-        if plan(target, ahead, AHEAD, until=until, only_full=only_full):
+        if plan_more(target, ahead, until=until, only_full=only_full):
             return True
     return not opened.exists() and walking.split_largest(target)
 

@@ -136,12 +136,10 @@ def end_walks() -> None:
 
 def _walk(row: Range, size: int | None) -> Generator[Rows, None, None]:
     claim, target = _claim_on(row)
-    others_until = 0.0
     while True:
         _refuse_interrupted(row, claim, target)
         began = clock()
         wanted = size or _sizes.get(target.model, FIRST)
-        time.sleep(max(0.0, others_until - clock()))
         with target.claims.dialect.own_transaction():
             _lock(row, claim, target)
             if row.checkpoint == row.upper:
@@ -159,7 +157,7 @@ def _walk(row: Range, size: int | None) -> Generator[Rows, None, None]:
             _sizes[target.model] = max(1, min(LARGEST, int(grown)))
         if target.claims.dialect.has_one_writer:
             # Other writers retry only now and then, so they need a pause to get the lock.
-            others_until = clock() + min(MOST_OF_OTHERS, took * SHARE_OF_OTHERS)
+            time.sleep(min(MOST_OF_OTHERS, took * SHARE_OF_OTHERS))
 
 
 def _claim_on(row: models.Model) -> tuple[Claim, RangeTarget]:

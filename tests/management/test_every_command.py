@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.once, no_savepoint]
 
 #: Every command, with words that make sense to it.
 SENSIBLE: dict[str, tuple[str, ...]] = {
-    "claimadopt": ("testapp.Photo", "--dry-run"),
+    "claimadopt": ("testapp.Photo",),
     "claimdoctor": ("testapp.Photo",),
     "claimlimit": ("testapp.Photo",),
     "claimpause": ("testapp.Photo",),

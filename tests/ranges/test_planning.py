@@ -8,7 +8,7 @@ from django.core.management import CommandError
 from django_taskclaim import handler
 from django_taskclaim.checks import problems_of
 from django_taskclaim.exceptions import ClaimColumnError
-from django_taskclaim.ranges import plan
+from django_taskclaim.ranges import plan_more
 from django_taskclaim.ranges.keys import RangeTarget
 from tests.commands import run
 from tests.querysets.support import at_once
@@ -18,11 +18,14 @@ from tests.testapp.models import IntRange, LogRange, TextSource, UuidSource
 pytestmark = pytest.mark.django_db
 
 
-def test_a_plan_goes_on_where_the_last_one_stopped(ranges: Any) -> None:
+def test_a_plan_goes_on_where_the_last_one_stopped(
+    ranges: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is planned stays, and a worker that plans a part does not plan the rest."""
     assert ranges.objects.plan() == 0
     fill(ranges, 25)
-    assert plan(RangeTarget(ranges, "default"), 10, limit=2) == 2
+    monkeypatch.setattr("django_taskclaim.ranges.BATCH", 2)
+    assert plan_more(RangeTarget(ranges, "default"), 10) == 2
     assert ranges.objects.plan(chunk_size=10) == 1
     assert ranges.objects.plan(chunk_size=10) == 0
     assert_seamless(ranges)

@@ -5,7 +5,6 @@ index beside readers and writers. Rows that are there become paused, so that no 
 come later are open. The same files run on PostgreSQL, MySQL, MariaDB and SQLite, forwards and backwards.
 
 Examples:
-  manage.py claimadopt photos.Photo --dry-run
   manage.py claimadopt photos.Photo
   manage.py claimadopt photos.Photo --existing open       all that is there is work to do
 
@@ -35,23 +34,18 @@ class Command(ClaimCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         super().add_arguments(parser)
-        add = parser.add_argument
         text = "what rows become that are there already (default: paused)"
-        add("--existing", choices=EXISTING, default=EXISTING[0], help=text)
-        add("--dry-run", action="store_true", help="show the files instead of writing them")
+        parser.add_argument("--existing", choices=EXISTING, default=EXISTING[0], help=text)
 
-    def handle(self, *, existing: str, dry_run: bool, **options: Any) -> None:
+    def handle(self, *, existing: str, **options: Any) -> None:
         ((model, _alias),) = self.where
         meta, loader = claim_columns(model).owner._meta, MigrationLoader(None)
         for file in _files(meta.app_label, loader, _steps(model, loader, existing)):
-            (step,), source = file.migration.operations, _source(file)
+            (step,) = file.migration.operations
+            Path(file.path).write_text(_source(file), encoding="utf-8")
             self.stdout.write(f"{file.filename}: {step.describe()}")
-            if dry_run:
-                self.stdout.write(source)
-            else:
-                Path(file.path).write_text(source, encoding="utf-8")
         # All apps are migrated: claims read the switch in a table of our own.
-        self.stdout.write("Nothing was written." if dry_run else "Next, in this order:")
+        self.stdout.write("Next, in this order:")
         self.stdout.write("  manage.py migrate    before any code runs that has the mixin")
         if existing == EXISTING[0]:
             self.stdout.write(f"  manage.py claimreset {meta.label} --paused    opens the old rows")

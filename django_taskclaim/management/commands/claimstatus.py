@@ -42,13 +42,7 @@ from django_taskclaim.control.audit import overrides_text
 from django_taskclaim.doctor import reasons
 from django_taskclaim.error_text import one_line
 from django_taskclaim.fields import as_utc
-from django_taskclaim.formatting import (
-    counted,
-    first_line,
-    format_duration,
-    format_moment,
-    with_source,
-)
+from django_taskclaim.formatting import counted, format_duration, format_moment, with_source
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.base import ClaimCommand, UsageError, duration
 from django_taskclaim.models import WorkerProcess
@@ -181,7 +175,7 @@ class Command(ClaimCommand):
             try:
                 lines = [head, "", *self._lines(self._look(exact=False))]
             except Error as error:
-                lines = [head, "", first_line(error)]
+                lines = [head, "", *str(error).splitlines()]
             # What the screen has no room for is left out: scrolled away, it would stay above.
             shown = "\n".join(lines[: shutil.get_terminal_size().lines - 1])
             self.stdout.write(f"{CLEAR}{shown}{WRAP}")
