@@ -14,7 +14,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
 
 V = TypeVar("V")
 
@@ -123,18 +122,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
-def _read_checks(entries: Any) -> list[Any]:
-    if not isinstance(entries, (list, tuple)):
-        raise ValueError
-    try:
-        checks = [import_string(entry) if isinstance(entry, str) else entry for entry in entries]
-    except ImportError as error:
-        raise ValueError(f"One of HEALTH_CHECKS cannot be loaded: {error}") from None
-    if not all(map(callable, checks)):
-        raise ValueError
-    return checks
-
-
 def _matches(pattern: str) -> Callable[[object], bool]:
     return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
@@ -164,7 +151,6 @@ _SHARE = accepting("a share above 0, up to 1", lambda value: _is_number(value) a
 #: A wrong one must not raise where an error is stored: its user shows nothing then, and E013 says so.
 _HOOK = accepting("the dotted path of a function", lambda value: True)
 _STRATEGY = accepting(f"one of {', '.join(CLAIM_STRATEGIES)}", CLAIM_STRATEGIES.__contains__)
-_CHECKS = Kind("a list of health checks, or of dotted paths to some", _read_checks)
 _LABELS = list_of('a list of models, such as ["photos.Photo"]', _matches(r"[^.]*\.[^.]*"))
 
 #: Every key that ``TASKCLAIM`` may hold: its default, and its kind.
@@ -185,7 +171,6 @@ _SETTINGS: Mapping[str, tuple[object, AnyKind]] = {
     "REDACT": (None, _HOOK),
     "CLAIM_STRATEGY": ("auto", _STRATEGY),
     "FIXTURES_WRITE_CLAIMS": (False, FLAG),
-    "HEALTH_CHECKS": ((), _CHECKS),
     "HEALTH_EVERY": (10.0, DURATION),
     "BREAKER": (None, or_none(_SHARE)),
     "BREAKER_OUTCOMES": (20, whole_number()),

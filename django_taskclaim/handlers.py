@@ -52,7 +52,6 @@ class Handler(Policy):
     atomic: bool = False
     #: How many calls of a coroutine function may be under way in one process.
     concurrency: int = conf.option(conf.whole_number(), default=CONCURRENCY)
-    #: Asked beside those of the settings, for this model alone.
     health_checks: Sequence[Callable[[str], str | None]] = conf.option(
         conf.list_of("a list of functions", callable), default=()
     )
@@ -149,7 +148,8 @@ class HandlerOptions(TypedDict, total=False):
     serial_by: str | None
     #: Whether a row that failed keeps those behind it back, too; True without it.
     failed_blocks: bool
-    #: They stop the claims of this model while one of them says so, beside those of the settings.
+    #: They stop the claims of this model while one of them says so. Each gets the database's alias, and returns the
+    #: reason or None.
     health_checks: Sequence[Callable[[str], str | None]]
     #: New rows are taken within milliseconds, not at the next poll, on PostgreSQL without a pooler.
     wake_up: bool

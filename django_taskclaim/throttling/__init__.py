@@ -3,8 +3,6 @@
 A throttle is no pause: a person's pause is stored and holds until a person ends it, a throttle lasts as long as its
 cause. It stops new claims of one process. What that process has claimed already is worked on. Only the circuit breaker
 has rows given back that would fail.
-
-What is exported here may be named in ``settings.py``: importing it loads no model and reads no setting.
 """
 
 from django_taskclaim.throttling.health import ReplicaLag, Sql

@@ -1,33 +1,26 @@
-"""Health checks: those that come with the package, and those that settings and handlers name.
+"""The health checks that come with the package.
 
 A check is called with the alias of the database that its models are claimed on. It returns the reason of a stop as a
 text for people, or None. Classes of checks may also have ``name``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeAlias
 
 from django.db import connections
 
 from django_taskclaim import conf
-
-if TYPE_CHECKING:
-    # Loaded at the first question, for its module needs configured settings.
-    from django_taskclaim.monitoring.server.base import Server
-
-Check: TypeAlias = Callable[[str], str | None]
+from django_taskclaim.monitoring.server import server_for
+from django_taskclaim.monitoring.server.base import Server
 
 #: How long the statements of a check that comes with the package may take.
 PATIENCE = timedelta(seconds=2)
 
 
 @contextmanager
-def _server_of(alias: str) -> Iterator["Server"]:
+def _server_of(alias: str) -> Iterator[Server]:
     """Yield the database behind *alias* for a question that it answers within PATIENCE."""
-    from django_taskclaim.monitoring.server import server_for
-
     server = server_for(connections[alias])
     with server.bounded(PATIENCE):
         yield server

@@ -9,11 +9,12 @@ import logging
 import math
 import random
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeAlias
 
 from django.db import NotSupportedError, connections
 from django.db.models import Model
@@ -27,7 +28,9 @@ from django_taskclaim.contention import contention_retried
 from django_taskclaim.error_text import redact
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.tables import scope_of
-from django_taskclaim.throttling.health import Check
+
+#: Given the alias of the database, it returns the reason of a stop, or None.
+Check: TypeAlias = Callable[[str], str | None]
 
 logger = logging.getLogger("django_taskclaim.throttling")
 
@@ -182,18 +185,16 @@ class CircuitBreaker:
 class Throttles:
     """The throttles of one process. ``ask`` and ``report`` belong to one thread; any thread may call the other methods.
 
-    *checks_of* names the models that the process claims, each with health checks of its own beside those of the
-    settings.
+    *checks_of* names the models that the process claims, each with its health checks.
     """
 
     def __init__(self, using: str, checks_of: Mapping[type[Model], Iterable[Check]]) -> None:
         self.using = using
-        shared = conf.setting("HEALTH_CHECKS")
         checks: dict[int, HealthCheck] = {}
         for model, own in checks_of.items():
-            for check in [*shared, *own]:
+            for check in own:
                 checks.setdefault(id(check), HealthCheck(check)).models.append(model)
-        #: Those of the settings and of handlers, each once for all the models it stops.
+        #: Each once for all the models it stops.
         self._checks = list(checks.values())
         is_on = conf.setting("BREAKER") is not None
         #: Told how tries of their models ended; empty where the settings have none.

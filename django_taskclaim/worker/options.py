@@ -70,8 +70,7 @@ class WorkerOptions:
     @property
     def connections(self) -> int:
         """How many connections one process may open: each handler thread, the claimer, the service, health checks."""
-        own = [handler.health_checks for handler in self.handlers()]
-        has_checks = any([conf.setting("HEALTH_CHECKS"), *own])
+        has_checks = any(handler.health_checks for handler in self.handlers())
         return self.threads + 2 + has_checks
 
     def named(self, number: int) -> Self:

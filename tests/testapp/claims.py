@@ -28,6 +28,7 @@ from tests.testapp.models import (
     QuickJob,
     TextKey,
 )
+from tests.throttling.checks import CHECKS
 
 if os.environ.get("TASKCLAIM_TEST_STILLBORN") and multiprocessing.parent_process() is not None:
     # A child that cannot even import the project's code.
@@ -40,6 +41,7 @@ OPTIONS: dict[str, Any] = {
     "backoff": lambda failures: 0.2,
     "errors": {LookupError: Permanent},
     **json.loads(os.environ.get("TASKCLAIM_TEST_LIMITS", "{}")),
+    "health_checks": CHECKS[os.environ.get("TASKCLAIM_TEST_CHECKS", "")],
     "wake_up": os.environ.get("TASKCLAIM_TEST_WAKE_UP") == "1",
 }
 

@@ -48,7 +48,7 @@ def test_it_is_touched_while_the_worker_lives(start_worker: Start, tmp_path: Pat
     os.utime(path, (0, 0))
     make(UuidKey, 1)
     settings = {"DJANGO_SETTINGS_MODULE": "tests.throttling.worker_settings"}
-    worker = start_worker("--health-file", str(path), **settings)
+    worker = start_worker("--health-file", str(path), TASKCLAIM_TEST_CHECKS="rows", **settings)
     wait_until(is_throttled)
     wait_for_a_touch(path)
     pause(Job)
