@@ -59,7 +59,8 @@ class Claimer(WorkerThread):
         )
         #: Set by this thread, after its last claim: drained, told to, or the limits of rows or time are reached.
         self.finished = threading.Event()
-        self.claimed = 0
+        #: How many rows it may still claim.
+        self.left = options.max_rows
         #: By ``clock()``, until when the connection is taken to be there still.
         self._usable_until = 0.0
 
@@ -125,7 +126,7 @@ class Claimer(WorkerThread):
             return 0.0
         moments = [clock() + LONGEST_WAIT, self._next_write(), *map(self._look_at, self.feeds)]
         moments += [feed.strays_at for feed in self.feeds if feed.strays]
-        if self._may_claim() and self.options.ends_at is not None:
+        if self._may_claim():
             moments.append(self.options.ends_at)
         return min(moments)
 
@@ -138,20 +139,18 @@ class Claimer(WorkerThread):
 
     def _write(self) -> None:
         self._ensure_usable()
-        if self.writer.write():
-            self._note_use()
+        self.writer.write()
         for feed in self.feeds:
             if feed.makes_room():
                 feed.next_look = 0.0
 
     def _ensure_usable(self) -> None:
-        if clock() >= self._usable_until:
+        """See to it that the next statement has a connection."""
+        now, lease = clock(), self.keeper.longest_lease.total_seconds()
+        if now >= self._usable_until:
             connecting.ensure_usable(self.options.using)
-
-    def _note_use(self) -> None:
         # A server that ends idle sessions ends this one after a lease.
-        lease = self.keeper.longest_lease.total_seconds()
-        self._usable_until = clock() + min(USED_LATELY, lease / 2)
+        self._usable_until = now + min(USED_LATELY, lease / 2)
 
     # Whether to claim
 
@@ -212,8 +211,7 @@ class Claimer(WorkerThread):
             # The service sees when that is over, and has this thread look at once.
             return poll
         most = feed.most()
-        left = math.inf if self.options.max_rows is None else self.options.max_rows - self.claimed
-        size = int(min(most, left, self.service.throttles.most(model)))
+        size = int(min(most, self.left, self.service.throttles.most(model)))
         self._ensure_usable()
         if size == 0 or self.leaving.is_set():
             # Health checks have not answered yet, or the signal to stop has come.
@@ -251,11 +249,10 @@ class Claimer(WorkerThread):
             why = "the claim's COMMIT was not answered"
             feed.strays.append(Stray(call.holder, why, until=until))
             raise
-        self._note_use()
         if not rows:
             return rows
         changed("claimed", rows, clock() - began)
-        self.claimed += len(rows)
+        self.left -= len(rows)
         counters = self.service.counters
         counters.count(feed.model, claimed=len(rows))
         if (seconds := seconds_due(rows[0])) is not None:
@@ -271,11 +268,8 @@ class Claimer(WorkerThread):
     # Ending by itself
 
     def _has_reached_a_limit(self) -> bool:
-        if self.service.drain_asked.is_set():
-            return True
-        if self.options.max_rows is not None and self.claimed >= self.options.max_rows:
-            return True
-        return self.options.ends_at is not None and clock() >= self.options.ends_at
+        is_over = self.left <= 0 or clock() >= self.options.ends_at
+        return is_over or self.service.drain_asked.is_set()
 
     def _has_drained(self) -> bool:
         """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped."""

@@ -3,6 +3,7 @@
 That is which rows a worker is for, ``--filter country=NZ`` and the like.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import IntEnum
@@ -55,9 +56,9 @@ class WorkerOptions:
     poll: timedelta = field(default_factory=partial(conf.duration, "POLL"))
     grace: timedelta = field(default_factory=partial(conf.duration, "GRACE"))
     drain: bool = False
-    max_rows: int | None = None
+    max_rows: float = math.inf
     #: By ``clock()``, which all processes of a machine share, so that a restarted child ends with the others.
-    ends_at: float | None = None
+    ends_at: float = math.inf
     #: What is logged if the project's LOGGING has no handler for the package: 0 trouble, 1 a summary too, 2 everything.
     verbosity: int = 1
     #: ``--filter`` as it was written, so that no value of the database's types has to be pickled.

@@ -106,8 +106,7 @@ class Process:
             return is_idle or clock() >= min(self._deadlines)
         if self.claimer.finished.is_set() and self.inflight.is_empty():
             return True
-        end = self.options.ends_at
-        return end is not None and clock() > end + self._grace and self.inflight.runs_dry()
+        return clock() > self.options.ends_at + self._grace and self.inflight.runs_dry()
 
     def obey(self, link: Connection) -> None:
         """Stop when the supervisor says how many seconds are left, and end soon after the supervisor itself.

@@ -86,8 +86,6 @@ class StopSignals:
         for one, handler in self._before.items():
             # They were blocked before: this process is about to end, and its threads do not block them.
             signal.signal(one, signal.SIG_IGN if one in self._blocked else handler)
-        if self._blocked:
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
 
     def came(self, seconds: float = 0.0) -> bool:
         """Wait at most so many seconds for a signal, and return whether one came; of several, each call takes one."""

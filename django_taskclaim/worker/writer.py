@@ -68,11 +68,8 @@ class Writer:
         #: Says whether the database was away since a moment, as ``LeaseKeeper.was_away_since`` does.
         self.was_away_since = was_away_since
 
-    def write(self) -> bool:
-        """Write all results that are due, and say whether that took a statement.
-
-        Those that could not be written stay, and trouble is raised.
-        """
+    def write(self) -> None:
+        """Write all results that are due; those that could not be written stay, and trouble is raised."""
         results = self._alike(self.inflight.unwritten())
         end = math.inf
         for result in results:
@@ -85,7 +82,6 @@ class Writer:
                     continue
             with working_on(result.handler.model):
                 self._write(result)
-        return any(type(result.outcome) is not Ended for result in results)
 
     def _alike(self, results: list[Result]) -> list[Result]:
         """Merge results that one statement can write."""

@@ -23,6 +23,7 @@ Exit codes:
 
 """
 
+import math
 import os
 import signal
 import sys
@@ -145,7 +146,7 @@ class Command(ClaimCommand):
             "labels": tuple(dict.fromkeys(model._meta.label for model, _ in self.where)),
             "using": using,
             "filters": tuple(options["filters"]),
-            "ends_at": None if limit is None else clock() + limit.total_seconds(),
+            "ends_at": math.inf if limit is None else clock() + limit.total_seconds(),
             # Cron mails all output, so without a supervisor only trouble is shown, unless -v 2 asks for everything.
             "verbosity": 0 if in_process and options["verbosity"] == 1 else options["verbosity"],
             "schema": getattr(connections[using], "schema_name", None),
