@@ -161,8 +161,6 @@ _SETTINGS: Mapping[str, tuple[object, AnyKind]] = {
     "MAX_ATTEMPTS": (5, whole_number()),
     "BACKOFF_FIRST": (1.0, DURATION),
     "BACKOFF_MAX": (600.0, DURATION),
-    "POLL": (1.0, DURATION),
-    "GRACE": (8.0, DURATION),
     "REAPER_INTERVAL": (10.0, DURATION),
     "CHUNK_SIZE": (500, whole_number(most=500)),
     "RETRIES": (2, whole_number(least=0)),

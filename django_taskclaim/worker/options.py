@@ -4,10 +4,9 @@ That is which rows a worker is for, ``--filter country=NZ`` and the like.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import IntEnum
-from functools import partial
 from typing import Any, Self
 
 from django.apps import apps
@@ -16,7 +15,6 @@ from django.core.management.base import CommandError
 from django.db import models
 from django.db.models.constants import LOOKUP_SEP
 
-from django_taskclaim import conf
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.handlers import Handler, handler_for
 
@@ -53,8 +51,8 @@ class WorkerOptions:
     threads: int = 1
     batch_size: int | None = None
     lease: timedelta | None = None
-    poll: timedelta = field(default_factory=partial(conf.duration, "POLL"))
-    grace: timedelta = field(default_factory=partial(conf.duration, "GRACE"))
+    poll: timedelta = timedelta(seconds=1)
+    grace: timedelta = timedelta(seconds=8)
     drain: bool = False
     max_rows: float = math.inf
     #: By ``clock()``, which all processes of a machine share, so that a restarted child ends with the others.

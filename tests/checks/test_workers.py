@@ -51,7 +51,7 @@ for app in NAMES:
             model._base_manager.create()
     said[app] = worked(f"{app}.Photo")
 said["all"] = ended("claimworker", "--in-process", "--drain")
-settings.TASKCLAIM = {"POLL": "soon"}
+settings.TASKCLAIM = {"LEASE": "soon"}
 said["setting"] = worked("right.Photo")
 print("ANSWER", json.dumps(said))
 """
@@ -102,4 +102,4 @@ def test_a_worker_that_cannot_work_ends_with_a_sentence(project: Project) -> Non
     assert said["right"][1] == "measured\n"
     assert said["all"][0] == said["setting"][0] == 2
     assert "no_column.Photo has no claim column named status" in said["all"][1]
-    assert "TASKCLAIM['POLL'] must be" in said["setting"][1]
+    assert "TASKCLAIM['LEASE'] must be" in said["setting"][1]

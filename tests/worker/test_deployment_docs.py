@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from django_taskclaim import conf
+from django_taskclaim.worker.options import WorkerOptions
 
 pytestmark = pytest.mark.once
 
@@ -18,6 +18,7 @@ def test_nobody_kills_a_worker_before_its_stop_is_over() -> None:
     unit = dict(re.findall(r"^(Restart\w*|TimeoutStopSec)=(.+)$", TEXT, re.MULTILINE))
     assert unit["Restart"] == "on-failure"
     assert unit["RestartPreventExitStatus"] == "2"
+    grace_period = WorkerOptions((), "w", "default").grace.total_seconds()
     for seconds in (grace, unit["TimeoutStopSec"]):
         # By promise 11 a stop may take so long after the grace period.
-        assert float(seconds) > conf.DEFAULTS["GRACE"] + 4
+        assert float(seconds) > grace_period + 4
