@@ -170,11 +170,9 @@ def ensure_all_usable() -> None:
 def drop_broken(using: str) -> None:
     """Close the thread's connection after an error, so that the next statement opens a new one."""
     connection = connections[using]
-    try:
+    # Closing a connection that the server has cut may raise; the wrapper has forgotten it all the same.
+    with suppress(Exception):
         connection.close()
-    except Exception:
-        # Closing a connection that the server has cut may raise; the wrapper has forgotten it all the same.
-        connection.connection = None
     if connection.in_atomic_block:
         # Such a wrapper stays closed until its block is left, which nobody will do.
         del connections[using]
