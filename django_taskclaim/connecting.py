@@ -84,9 +84,6 @@ def guard_connections(idle: timedelta, *, ours_alone: bool) -> None:
         _enter_schema(connections[alias])
     if _duty.idle == idle:
         return
-    if _duty.idle is None:
-        # A thread of the past may have had the same number.
-        _opened.pop(threading.get_ident(), None)
     _duty.idle, _duty.ours_alone = idle, ours_alone
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:

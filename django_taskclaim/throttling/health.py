@@ -4,26 +4,15 @@ A check is called with the alias of the database that its models are claimed on.
 text for people, or None. Classes of checks may also have ``name``.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 from django.db import connections
 
 from django_taskclaim import conf
 from django_taskclaim.monitoring.server import server_for
-from django_taskclaim.monitoring.server.base import Server
 
 #: How long the statements of a check that comes with the package may take.
 PATIENCE = timedelta(seconds=2)
-
-
-@contextmanager
-def _server_of(alias: str) -> Iterator[Server]:
-    """Yield the database behind *alias* for a question that it answers within PATIENCE."""
-    server = server_for(connections[alias])
-    with server.bounded(PATIENCE):
-        yield server
 
 
 class ReplicaLag:
@@ -39,7 +28,8 @@ class ReplicaLag:
 
     def __call__(self, using: str) -> str | None:
         """Return the reason to stop; NotSupportedError if the database can give none."""
-        with _server_of(self.using) as server:
+        server = server_for(connections[self.using])
+        with server.bounded(PATIENCE):
             lag = server.own_lag()
         if lag is None:
             return f"replica {self.using} follows no primary"
@@ -65,7 +55,8 @@ class Sql:
 
     def __call__(self, using: str) -> str | None:
         """Return the reason to stop."""
-        with _server_of(self.using or using) as server:
+        server = server_for(connections[self.using or using])
+        with server.bounded(PATIENCE):
             number = server.number(self.statement)
         if number is None or number <= self.at_most:
             return None

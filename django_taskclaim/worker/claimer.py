@@ -48,9 +48,8 @@ class Claimer(WorkerThread):
         self.feeds = service.feeds
         by_label = {feed.model._meta.label: feed for feed in self.feeds}
         for label, holder, keys, batch in inflight.notes.unstarted():
-            if label in by_label:
-                why = "the process before it had not started it"
-                by_label[label].strays.append(Stray(holder, why, keys, batch))
+            why = "the process before it had not started it"
+            by_label[label].strays.append(Stray(holder, why, keys, batch))
         #: Whether a drain ended before the work did.
         self.leaves_work = False
         feeds = {feed.model: feed for feed in self.feeds}
