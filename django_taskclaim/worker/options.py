@@ -79,15 +79,14 @@ class WorkerOptions:
     def handlers(self) -> list[Handler]:
         """Return the handlers asked for, with this worker's own lease, batch size and filters.
 
-        CommandError for a model without one, and for a filter that its model does not know.
+        LookupError for a model without one, CommandError for a filter that its model does not know.
         """
         return [self._handler(apps.get_model(label)) for label in self.labels]
 
     def _handler(self, model: Any) -> Handler:
         found = handler_for(model)
         if found is None:
-            text = f"{model._meta.label} has no handler: {HOW_TO_HANDLE}."
-            raise CommandError(text, returncode=ExitCode.USAGE)
+            raise LookupError(f"{model._meta.label} has no handler: {HOW_TO_HANDLE}.")
         lease, size = self.lease or found.own_lease, self.batch_size or found.own_batch_size
         found = replace(found, own_lease=lease, own_batch_size=size)
         if not self.filters:

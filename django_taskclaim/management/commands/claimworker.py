@@ -118,6 +118,8 @@ class Command(ClaimCommand):
             worker.handlers()
             # A worker starts although its database is away, but not without its tables.
             run_unless_stopped(partial(refuse, lacking(self.where), ExitCode.CUT_SHORT))
+        except LookupError as error:
+            raise UsageError(str(error)) from error
         except RuntimeError as error:
             # The first thread was refused.
             text = f"A worker needs threads: {error}. Use claim_batch() or take(), which need none."
