@@ -94,15 +94,6 @@ SQLITE_MEANINGS = {
 }
 
 
-def contention_code(error: BaseException | None) -> Code | None:
-    """Return the database's own code if ``error`` is a lock timeout, deadlock or serialization failure.
-
-    Returns None for every other error.
-    """
-    code, meaning = _answer(error)
-    return code if meaning is Meaning.CONTENTION else None
-
-
 def meaning_of(error: BaseException) -> Meaning | None:
     """Return what the database says with ``error``; None where it says nothing, because the error is not its own."""
     return _answer(error)[1]
@@ -114,7 +105,7 @@ TROUBLE = (OperationalError, InterfaceError, InternalError, RetriesExhausted)
 
 def is_contention(error: BaseException) -> bool:
     """Say whether others were in the way, which says nothing about the database being there."""
-    return isinstance(error, RetriesExhausted) or contention_code(error) is not None
+    return isinstance(error, RetriesExhausted) or meaning_of(error) is Meaning.CONTENTION
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -258,8 +249,10 @@ class retry_on_contention:
         RetriesExhausted after the last try. Contention inside a caller's transaction passes: each open one that may
         have lost effects must roll back.
         """
-        code = contention_code(error)
-        if code is None or (code in LOCK_TIMEOUTS and not self.lock_timeouts):
+        code, meaning = _answer(error)
+        if code is None or meaning is not Meaning.CONTENTION:
+            return None
+        if code in LOCK_TIMEOUTS and not self.lock_timeouts:
             return None
         hit = [connection for connection in self._affected(error) if _in_transaction(connection)]
         for connection in hit:

@@ -21,7 +21,7 @@ from django.db.models.deletion import ProtectedError, RestrictedError
 
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
-from django_taskclaim.contention import contention_code, is_refusal
+from django_taskclaim.contention import is_contention, is_refusal
 from django_taskclaim.db.sql import SQL, Key
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import TaskClaimError
@@ -78,7 +78,7 @@ def may_be_of_a_row(using: str, nothing: Callable[[], object], error: Exception)
         any(frame.f_code is models.prefetch_related_objects.__code__ for frame, _ in where)
         # Django's own errors name rows of other tables, which may be many.
         or isinstance(error, (TaskClaimError, ProtectedError, RestrictedError))
-        or contention_code(error) is not None
+        or is_contention(error)
         or not is_refusal(error)
         # The whole transaction has failed.
         or connection.needs_rollback
