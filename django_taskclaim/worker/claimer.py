@@ -170,9 +170,6 @@ class Claimer(WorkerThread):
         if feed.handler.has_ranges:
             # Long work: what waits here could be done elsewhere.
             enough -= self.inflight.running_of(feed.model)
-        if (since := self.service.throttles.trial_since(feed.model)) is not None:
-            # One row alone is tried, beside those that have run since before the rest.
-            enough = min(enough, 1 - self.inflight.running_of(feed.model, since))
         return self.inflight.waiting(feed.model) < enough
 
     # Claiming
@@ -267,8 +264,8 @@ class Claimer(WorkerThread):
     # Ending by itself
 
     def _has_reached_a_limit(self) -> bool:
-        is_over = self.left <= 0 or clock() >= self.options.ends_at
-        return is_over or self.service.drain_asked.is_set()
+        is_spent = self.left <= 0 or clock() >= self.options.ends_at
+        return is_spent or self.service.drain_asked.is_set()
 
     def _has_drained(self) -> bool:
         """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped."""

@@ -158,8 +158,7 @@ class LeaseKeeper:
 
 def _is_renewable(held: HeldRow, refused: set[tuple[type[Model], Key]]) -> bool:
     claim = held.claim
-    gone = claim.lost and not held.fenced
-    if held.abandoned or gone or claim.ended:
+    if held.abandoned or claim.ended or (claim.lost and not held.fenced):
         return False
     return (claim_columns(type(held.row)).owner, claim.pk) not in refused
 
