@@ -344,8 +344,9 @@ class Delete(BulkVerb):
 
     def write(self, target: ClaimTarget, rows: list[LockedRow], outcome: str) -> int:
         keys, condition = [row.key for row in rows], self.condition(target)
-        # Where a statement with many keys might wait for rows that others have locked, rows are deleted one by one.
-        parts = [[key] for key in keys] if target.dialect.walks_small_tables else [keys]
+        # Where Django's DELETE of many keys might wait for rows that others have locked, rows are deleted one by one.
+        may_wait = target.dialect.walks_small_tables and not can_fast_delete(target)
+        parts = [[key] for key in keys] if may_wait else [keys]
         gone = sum(delete_locked(target, part, condition) for part in parts)
         if gone:
             facts = {"keys": keys, "act": "deleted" if self.older_than is None else "pruned"}
