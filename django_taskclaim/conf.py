@@ -132,7 +132,6 @@ DURATION = Kind(
 BATCH_SIZE = whole_number(most=MAX_BATCH_SIZE)
 #: A number that may be left out.
 NUMBER_OR_NONE = or_none(whole_number())
-NAMES = list_of("a list of names", lambda name: isinstance(name, str))
 FLAG = accepting("True or False", lambda value: isinstance(value, bool))
 #: ``auto`` takes the best claim of each database; the others are for comparison and old servers.
 CLAIM_STRATEGIES = ("auto", "update_limit")

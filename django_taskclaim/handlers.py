@@ -45,7 +45,7 @@ class Handler(Policy):
     own_timeout: timedelta | None = conf.option(conf.or_none(conf.DURATION))
     #: A written ``timeout=None``.
     unlimited: bool = False
-    update_fields: Sequence[str] = conf.option(conf.NAMES, default=())
+    update_fields: Collection[str] = ()
     #: The function gets the rows of a claim together, and answers for each.
     batch: bool = False
     #: The function and the completion share one transaction.

@@ -214,7 +214,7 @@ class HeldRow:
     def without_results(self) -> Permanent | None:
         """Return an error where nobody knows what the handler wanted written of this row."""
         self.carrier()
-        names = self.handler.update_fields
+        names = [*self.handler.update_fields]
         if not self.remade or not names:
             return None
         return Permanent(

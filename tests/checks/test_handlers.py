@@ -52,7 +52,7 @@ UNFINISHED = Photo.objects.filter(width=None)
         (Photo, {"atomic": True}, ONE_WRITER),
         (Photo, {"atomic": True, "timeout": None}, ONE_WRITER),
         (Photo, {"atomic": True, "timeout": 15}, []),
-        (Photo, {"update_fields": ["width"], "lease": 2, "queryset": UNFINISHED}, []),
+        (Photo, {"update_fields": {"width"}, "lease": 2, "queryset": UNFINISHED}, []),
         (Photo, {"serial_by": "country"}, []),
     ],
 )
@@ -65,6 +65,7 @@ def test_options(find: Find, model: Any, options: dict[str, Any], expected: list
     ("options", "said"),
     [
         ({"update_fields": ["width", "author_id"]}, "no column to write named author_id"),
+        ({"update_fields": "width"}, "is a list of names"),
         ({"update_fields": ["status"]}, "written by the verbs alone"),
         ({"queryset": Photo.objects.values("url")}, "through values()"),
         ({"queryset": ClaimOnly.objects.all()}, "a queryset of testapp.ClaimOnly"),
