@@ -74,20 +74,12 @@ else:
 class ClaimFilter(SimpleListFilter):
     """A filter by the claim columns; the list draws it above its rows. One of them at most is in force."""
 
-    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
-        """Return the rows that match; all where nothing, or nothing that can be, is asked for."""
-        value = self.value()
-        return self.matching(queryset, value) if value and "\x00" not in value else queryset
-
     def choices(self, changelist: Any) -> Any:
         """Yield the choices without Django's facets, which would be one more count of the whole table."""
         shown = self.value()
         for value, display in [(None, _("All")), *self.lookup_choices]:
             query = changelist.get_query_string({self.parameter_name: value}, [OURS])
             yield {"selected": value == shown, "query_string": query, "display": display}
-
-    def matching(self, rows: Rows, value: str) -> Rows:
-        raise NotImplementedError
 
 
 class StateFilter(ClaimFilter):
@@ -110,13 +102,14 @@ class StateFilter(ClaimFilter):
         shape = '<span class="taskclaim-is-{}">{}</span> <b>{}</b>'
         return [(one, format_html(shape, one, STATES[one], counts.get(one, ""))) for one in kinds]
 
-    def matching(self, rows: Rows, value: str) -> Rows:
-        columns = claim_columns(rows.model)
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
+        """Return the rows that match; all where no state is asked for."""
+        value, columns = self.value() or "", claim_columns(queryset.model)
         if value == WAITING:
-            return rows.filter(in_state(columns, Status.OPEN), is_waiting(columns))
+            return queryset.filter(in_state(columns, Status.OPEN), is_waiting(columns))
         if value == EXPIRED:
-            return rows.filter(is_expired(columns))
-        return rows.filter(in_state(columns, Status(value))) if value in Status else rows
+            return queryset.filter(is_expired(columns))
+        return queryset.filter(in_state(columns, Status(value))) if value in Status else queryset
 
 
 class ErrorFilter(ClaimFilter):
@@ -134,10 +127,14 @@ class ErrorFilter(ClaimFilter):
         most = Counter(names[:LOOKED_THROUGH]).most_common(MOST_CHOICES)
         return [(name, short_name(name)) for name in sorted(name for name, _n in most if name)]
 
-    def matching(self, rows: Rows, value: str) -> Rows:
-        columns = claim_columns(rows.model)
-        assert columns.error_class is not None, "else there is nothing to choose"
-        return rows.filter(in_state(columns, Status.FAILED), **{columns.error_class.name: value})
+    def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
+        """Return the rows that match; all where nothing, or nothing that can be, is asked for."""
+        value, columns = self.value() or "", claim_columns(queryset.model)
+        if columns.error_class is None or not value or "\x00" in value:
+            return queryset
+        return queryset.filter(
+            in_state(columns, Status.FAILED), **{columns.error_class.name: value}
+        )
 
 
 # How many rows a list has

@@ -201,11 +201,11 @@ STOP = Instruction(
 #: The commands that one worker process can be given, by name.
 WORKER_COMMANDS = {one.name: one for one in (DRAIN, STOP)}
 
-#: What was done, by the name in the audit; an action of the project's own is not among them.
+#: What was done, and what a worker was told, by the name that is stored; a project's own actions are not among them.
 DONE: dict[str, Text] = {
     "settings": _("settings changed"),
     "worker command": _("command to worker"),
     "export": _("failures exported"),
     "mark as known": _("failures marked as known"),
-    **{action.name: action.done for action in (*ROW_ACTIONS, DELETE, PRUNE, PAUSE, RESUME)},
+    **{one.name: one.done for one in (*ROW_ACTIONS, DELETE, PRUNE, PAUSE, RESUME, DRAIN, STOP)},
 }

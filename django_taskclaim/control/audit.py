@@ -196,29 +196,24 @@ def send_command(
         given = {"command": repr(command), "commands": ", ".join(WORKER_COMMANDS)}
         text = _("A worker cannot be told to %(command)s; it knows %(commands)s.")
         raise ValueError(text % given)
-    worker = next((one for one in workers(using) if one.name == worker_name), None)
+    living = (one for one in workers(using) if one.alive)
+    worker = next((one for one in living if one.name == worker_name), None)
     if worker is None:
-        raise ValueError(_("No worker is listed as %(name)s.") % {"name": repr(worker_name)})
-    if not worker.alive:
         text = _(
-            "%(worker)s has been silent for a while, and would not obey. Its rows come back when their leases end."
+            "No living worker is listed as %(name)s. Rows of one that is silent come back when their leases end."
         )
-        raise ValueError(text % {"worker": worker.name})
+        raise ValueError(text % {"name": repr(worker_name)})
     # A lock that is kept on this row would keep the process from its reports, and its leases.
     with transaction.atomic(using=using, durable=True):
         WorkerProcess.objects.using(using).filter(name=worker.name).update(command=command)
     # In the language of the person who gave the command, as the reason is.
     why = f"{action.label}: {reason}" if reason else str(action.label)
     facts: dict[str, Any] = {"by": by, "reason": why, "using": using}
-    for model in tables_of(worker):
+    # One model of each table.
+    for model in {claim_columns(one).owner: one for one in models_of(worker)}.values():
         record_action(model, "worker command", key=worker.name, **facts)
 
 
 def models_of(worker: WorkerProcess) -> list[type[models.Model]]:
     """Return the models that a worker claims, as far as this project still has them."""
     return [one for one in apps.get_models() if has_claim_columns(one) and worker.serves(one)]
-
-
-def tables_of(worker: WorkerProcess) -> list[type[models.Model]]:
-    """Return one model of each table that a worker claims from."""
-    return list({claim_columns(model).owner: model for model in models_of(worker)}.values())

@@ -97,9 +97,9 @@ def test_an_act_whose_record_fails_is_done_all_the_same(caplog: pytest.LogCaptur
 def test_a_command_that_nobody_can_obey_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     known = worker(SILENT, silent=True)
     for name, command, why in (
-        (SILENT, "drain", "would not obey"),
+        (SILENT, "drain", "Rows of one that is silent come back"),
         (SILENT, "explode", "'explode'; it knows drain, stop"),
-        ("nobody", "stop", "No worker is listed as 'nobody'"),
+        ("nobody", "stop", "No living worker is listed as 'nobody'"),
     ):
         with pytest.raises(ValueError, match=why):
             send_command(name, command, by="ada", using="default")

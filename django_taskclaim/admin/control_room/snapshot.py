@@ -24,20 +24,20 @@ from django_taskclaim.admin.display import STATES, RowFacts, longest_running
 from django_taskclaim.columns import has_ranges
 from django_taskclaim.completion import Clear
 from django_taskclaim.control import reading
-from django_taskclaim.control.actions import PAUSE, RESET, RESUME, WORKER_COMMANDS
+from django_taskclaim.control.actions import PAUSE, RESET, RESUME
 from django_taskclaim.control.models import OperatorAct, is_on
 from django_taskclaim.control.reading import DAY, HOUR, Slot
 from django_taskclaim.doctor import reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
-from django_taskclaim.monitoring.overview import Overview, overview, overviews
+from django_taskclaim.monitoring.overview import Holder, Overview, overview, overviews
 from django_taskclaim.monitoring.server import in_time
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.ranges import RowCounts, row_counts
 from django_taskclaim.states import Status
 from django_taskclaim.switch import describe_pause
-from django_taskclaim.tables import scope_of
+from django_taskclaim.tables import WorkerProcess, scope_of
 from django_taskclaim.templatetags.taskclaim import clock, number
 
 #: The latest acts that the chart has flags for (the page lists twelve), and the processes and rows that a page lists.
@@ -215,8 +215,10 @@ def segments(progress: Progress) -> list[tuple[Status, str, int]]:
 # The worker processes
 
 
-def worker_lines(known: Snapshot, *, sees_all: bool) -> list[dict[str, Any]]:
-    """Return the processes that serve the model, with what is known of their rows and commands.
+def worker_lines(
+    known: Snapshot, *, sees_all: bool
+) -> list[tuple[WorkerProcess, Holder | None, str]]:
+    """Return the processes that serve the model, each with what it holds, if anything, and its last error.
 
     A user who may not see all rows sees only the class of an error: its text may be about another row.
     """
@@ -227,14 +229,8 @@ def worker_lines(known: Snapshot, *, sees_all: bool) -> list[dict[str, Any]]:
     for worker in seen.workers[:WORKERS]:
         # The error of a worker of several models may be about a model that this user may not see.
         sees_error = sees_all and len(worker.labels) == 1
-        found.append(
-            {
-                "worker": worker,
-                "command": WORKER_COMMANDS[worker.command].done if worker.command else "",
-                "error": worker.last_error if sees_error else worker.last_error.partition(": ")[0],
-                "holder": holders.get(worker.name),
-            }
-        )
+        error = worker.last_error if sees_error else worker.last_error.partition(": ")[0]
+        found.append((worker, holders.get(worker.name), error))
     return found
 
 

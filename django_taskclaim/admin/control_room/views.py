@@ -207,9 +207,10 @@ class ModelPage(OverviewPage):
         meta = model._meta
         self.model, self.label = model, meta.label
         self.model_admin = site._registry.get(model)
-        #: The list of the model's admin; empty where it has none.
-        changelist = f"{meta.app_label}_{meta.model_name}_changelist"
-        self.list_url = self.address(changelist) if self.model_admin else ""
+        #: The list of the model's admin, where that has our filters.
+        self.list_url = ""
+        if isinstance(self.model_admin, ClaimActions):
+            self.list_url = self.model_admin.claim_address("changelist")
         self.name = str(meta.verbose_name_plural)
         self.title = _("%(name)s: control room") % {"name": capfirst(self.name)}
         #: The database whose rows the page shows.
@@ -238,7 +239,7 @@ class ModelPage(OverviewPage):
             "segments": snapshot.segments(seen.progress) if seen else [],
             # What becomes of rows that are done where they cannot be counted: pages then show what is left.
             "outcome": _(note) if note else "",
-            "list_url": self.list_url if isinstance(self.model_admin, ClaimActions) else "",
+            "list_url": self.list_url,
             "silent": len(seen.workers) - len(seen.living) if seen else 0,
             "hour": hour,
             "top": max(hour, default=0.0),
