@@ -224,7 +224,8 @@ def _register(
     # Django refuses names that it does not know.
     models.QuerySet(model).order_by(*new.order_by)
     if new.counts_by_column:
-        limits_of_policy(model, new)
+        # ValueError for a column that cannot be counted by.
+        list(limits_of_policy(model, new))
     for mistake in _mistakes(new):
         raise TypeError(f"{new.name} {mistake}.")
     old = policies.get(model)

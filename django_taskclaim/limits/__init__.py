@@ -214,14 +214,10 @@ class Grant:
             what = f"claim_batch() counts what others have claimed for a limit of {label}"
             refuse_old_snapshots(self._target, what)
             self._target.dialect.advisory_lock(f"limits:{label}")
-        return self._allowed(wanted)
+        return self.allowed(wanted)
 
-    def reached_now(self) -> LimitReached | None:
-        """Return which rate or number keeps anybody from claiming a single row now; None where none does."""
-        self._allowed(1)
-        return self.reached
-
-    def _allowed(self, wanted: int) -> int:
+    def allowed(self, wanted: int) -> int:
+        """Return how many of the *wanted* rows the rate and the number of running rows allow now."""
         target, limits = self._target, self._limits
         if limits.rate:
             now = target.dialect.current_time()

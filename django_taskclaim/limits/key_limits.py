@@ -10,7 +10,7 @@ key is processing. A head that waits, is paused or has failed keeps back the oth
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from django.db import models
@@ -212,20 +212,17 @@ def limits_over(model: type[models.Model]) -> list[KeyLimit]:
     ]
 
 
-def limits_of_policy(model: type[models.Model], policy: Policy) -> list[KeyLimit]:
-    """Return the limits that *policy* names; ValueError as of ``limits_over``."""
-    found = [
-        KeyLimit(_counted(model, name, "limit_per"), most)
-        for name, most in policy.limit_per.items()
-    ]
+def limits_of_policy(model: type[models.Model], policy: Policy) -> Iterator[KeyLimit]:
+    """Yield the limits that *policy* names; ValueError as of ``limits_over``."""
+    for name, most in policy.limit_per.items():
+        yield KeyLimit(_counted(model, name, "limit_per"), most)
     if policy.serial_by is not None:
         field = _counted(model, policy.serial_by, "serial_by")
         columns = claim_columns(model)
         # Without ``not_before``, for a row that waits for its retry keeps its place.
         usual = [] if columns.priority is None else [f"-{columns.priority.name}"]
         order = [*(policy.order_by or usual), *(one.attname for one in columns.key)]
-        found.append(KeyLimit(field, 1, order, failed_blocks=policy.failed_blocks))
-    return found
+        yield KeyLimit(field, 1, order, failed_blocks=policy.failed_blocks)
 
 
 def _counted(model: type[models.Model], name: str, option: str) -> AnyField:

@@ -8,6 +8,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
@@ -44,12 +45,8 @@ NO_MODEL = "No installed app has a model that can be claimed; add TaskMixin to o
 #: Exit code after Ctrl-C, as shells have it.
 STOPPED = 130
 
-
-class UsageError(CommandError):
-    """A command line that makes no sense, or a project in which the command cannot work."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text, returncode=2)
+#: Of a command line that makes no sense, or a project in which the command cannot work.
+UsageError = partial(CommandError, returncode=2)
 
 
 class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -180,25 +177,23 @@ class RowsCommand(ClaimCommand):
         if options["interactive"] and not _is_agreed(question):
             self.stdout.write("Nothing was done.")
             return
-        began, self.seen = clock(), 0
+        began, totals = clock(), [0]
         try:
-            self.seen = action.verb(rows, limit=limit, progress=self._advance, **how)
+            action.verb(rows, limit=limit, progress=totals.append, **how)
         finally:
             # Also where it was stopped: that much is committed.
-            done = f"{str(action.done).capitalize()} {counted(self.seen, 'row')} of {label}"
-            rest = wanted - self.seen
+            number = totals[-1]
+            done = f"{str(action.done).capitalize()} {counted(number, 'row')} of {label}"
+            rest = wanted - number
             left = f"; {counted(rest, 'row')} left as found" if rest > 0 else ""
             self.stdout.write(self.style.SUCCESS(f"{done}{left}."))
-            if self.seen:
+            if number:
                 reason = f"{which}, {limit:,} at most" if limit else which
                 reason += f": {options['reason']}" if options["reason"] else ""
                 facts = {"by": options["by"], "reason": reason, "using": alias}
-                record_action(model, action.name, rows=self.seen, **facts)
+                record_action(model, action.name, rows=number, **facts)
         if refused := refusals(model, alias, since=began):
             raise CommandError("\n".join(map(str, refused)))
-
-    def _advance(self, seen: int) -> None:
-        self.seen = seen
 
 
 def lacking(where: Iterable[tuple[Model, str]]) -> Iterator[CheckMessage]:

@@ -102,7 +102,9 @@ def why_empty(queryset: Rows, who: str) -> WhyEmpty:
     rows = target.rows_of(queryset)
     rows = rows.filter(scope.in_state(target.columns, Status.OPEN, Status.PROCESSING))
     found = WhyEmpty(**rows.aggregate(**_counts(target, who)))
-    reached, kept_back = grant.reached_now(), found.ready + found.kept_back
+    # Does a rate or a number keep anybody from claiming a single row now?
+    grant.allowed(1)
+    reached, kept_back = grant.reached, found.ready + found.kept_back
     if reached is None or not kept_back:
         return found
     return WhyEmpty(

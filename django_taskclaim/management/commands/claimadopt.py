@@ -11,7 +11,7 @@ Examples:
 """
 
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,7 @@ def _steps(model: Model, loader: MigrationLoader, existing: str) -> list[Operati
     return steps
 
 
-def _files(
-    app: str, loader: MigrationLoader, steps: Sequence[Operation]
-) -> Iterator[MigrationWriter]:
+def _files(app: str, loader: MigrationLoader, steps: list[Operation]) -> Iterator[MigrationWriter]:
     """Yield a file for each step, numbered behind the migrations that are there."""
     leaf = loader.graph.leaf_nodes(app)[0]
     for step in steps:
