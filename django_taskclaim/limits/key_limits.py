@@ -11,6 +11,7 @@ key is processing. A head that waits, is paused or has failed keeps back the oth
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from django.db import models
@@ -205,11 +206,8 @@ def limits_over(model: type[models.Model]) -> list[KeyLimit]:
 
     Raises ValueError in one sentence for a column that cannot be counted by.
     """
-    return [
-        limit
-        for policy in policies_over(model).values()
-        for limit in limits_of_policy(model, policy)
-    ]
+    found = (limits_of_policy(model, policy) for policy in policies_over(model).values())
+    return list(chain.from_iterable(found))
 
 
 def limits_of_policy(model: type[models.Model], policy: Policy) -> Iterator[KeyLimit]:
