@@ -50,6 +50,9 @@ Lease = float | timedelta | None
 #: The error class of a row that an operator failed with a text, not with an exception.
 OPERATOR = "FailedByOperator"
 
+#: So many keys are read at once, for SQLite sorts all rows that match to return the first ones.
+KEYS_AT_ONCE = 50_000
+
 #: Called after each chunk's commit with the number of rows written so far.
 Progressed = Callable[[int], None]
 
@@ -106,16 +109,17 @@ def in_chunks(
         return run(target, partial(_write_chunk, target, matching, verb))
 
     left = rows = rows.order_by(*[field.attname for field in target.columns.key])
+    size = min(conf.setting("CHUNK_SIZE"), target.dialect.chunk_size(table))
     total = 0
     while limit is None or total < limit:
-        most = min(conf.setting("CHUNK_SIZE"), target.dialect.chunk_size(table))
-        size = most if limit is None else min(most, limit - total)
-        keys = list(left.values_list("pk", flat=True)[:size])
-        for written in send_around(target, keys, write):
-            total += written
-        if progress is not None:
-            progress(total)
-        if len(keys) < size:
+        most = KEYS_AT_ONCE if limit is None else min(KEYS_AT_ONCE, limit - total)
+        keys = list(left.values_list("pk", flat=True)[:most])
+        for start in range(0, len(keys), size):
+            for written in send_around(target, keys[start : start + size], write):
+                total += written
+            if progress is not None:
+                progress(total)
+        if len(keys) < most:
             break
         left = rows.filter(pk__gt=keys[-1])
     return total

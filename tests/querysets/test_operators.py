@@ -99,6 +99,8 @@ def test_the_statements_of_a_chunk_are_as_long_however_many_went_before(
     lengths = [len(one["sql"]) for one in sent.captured_queries]
     half = len(lengths) // 2
     assert max(lengths[half:]) < max(lengths[:half]) + 9, "keys may have a digit more"
+    finding_keys = [one["sql"] for one in sent.captured_queries if " LIMIT " in one["sql"]]
+    assert len(finding_keys) == 1, "SQLite would sort all rows again for each chunk"
 
 
 # A claim that passes from one holder to another: handed over by its token, or taken over by an operator's word
