@@ -21,7 +21,7 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.cursor import Cursor
 from django_taskclaim.querysets.instances import claimed_by
 from django_taskclaim.querysets.isolating import refusals, without_refused
-from django_taskclaim.querysets.operating import Reaper
+from django_taskclaim.querysets.reaper import Reaper
 from django_taskclaim.querysets.scope import in_state, is_due
 from django_taskclaim.ranges import end_of_source, open_more
 from django_taskclaim.states import Status

@@ -235,7 +235,11 @@ FAULTS = {
     12: [
         fault(
             "After a silence the reaper charges rows before the living could renew.",
-            (OPERATING, "if self._prompt - since < self._renewal_interval()", "if False"),
+            (
+                "querysets/reaper.py",
+                "if self._prompt - since < self._renewal_interval()",
+                "if False",
+            ),
         ),
         fault(
             "A row whose handler meets an outage of the database is charged a try.",

@@ -5,8 +5,7 @@ from datetime import timedelta
 import pytest
 from django.db import DatabaseError, connection
 
-from django_taskclaim.querysets import operating
-from django_taskclaim.querysets.operating import Reaper
+from django_taskclaim.querysets.reaper import Reaper
 from tests.commands import in_each_state
 from tests.querysets.completing import claimed
 from tests.querysets.support import (
@@ -40,7 +39,7 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
-    monkeypatch.setattr(operating, "clock", time)
+    monkeypatch.setattr("django_taskclaim.querysets.reaper.clock", time)
     return time
 
 

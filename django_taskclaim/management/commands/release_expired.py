@@ -37,7 +37,7 @@ from django_taskclaim.formatting import counted, first_line
 from django_taskclaim.management.base import ClaimCommand, whole_number
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
-from django_taskclaim.querysets.operating import Reaper
+from django_taskclaim.querysets.reaper import Reaper
 from django_taskclaim.worker import service
 
 #: Chunks that one round deletes of each kind; what is left then is left for the next round.
