@@ -164,6 +164,16 @@ def writer_of(model: Any) -> tuple[Writer, InFlight, Handler]:
     return writer, inflight, handler
 
 
+def write_all(writer: Writer) -> None:
+    """Have the writer try until it has written every result."""
+
+    def is_done() -> bool:
+        writer.write()
+        return writer.inflight.is_empty()
+
+    wait_until(is_done)
+
+
 def jobs(n: int, act: str = "work", **values: Any) -> list[int]:
     """Make *n* open jobs and return their keys."""
     before = set(Job.objects.values_list("pk", flat=True))

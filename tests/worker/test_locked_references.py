@@ -18,7 +18,7 @@ from tests.querysets.models import Parcel, Stamp
 from tests.querysets.support import ROW_LOCKS, Rival, elsewhere, execute, table_of
 from tests.sessions import end_session
 from tests.testapp.models import Author, OrderedByForeignKey, Photo
-from tests.worker.conftest import wait_until, writer_of
+from tests.worker.conftest import wait_until, write_all, writer_of
 
 pytestmark = [
     pytest.mark.promise(8, 10),
@@ -157,7 +157,7 @@ def test_a_server_that_is_away_as_a_session_is_ended_costs_no_row(transactional_
         return execute(statement, *words)
 
     with connection.execute_wrapper(cut_off):
-        wait_until(lambda: writer.write() is not None and inflight.is_empty())
+        write_all(writer)
     leave.set()
     overrun.result(120)
     assert not ours

@@ -16,7 +16,7 @@ from tests.factories import make
 from tests.proxy import FATES, HAS_A_SERVER, CommitProxy, Fate, url_through, withheld
 from tests.querysets.support import Rival
 from tests.testapp.models import Effect, Photo
-from tests.worker.conftest import Start, jobs, states, wait_until, writer_of
+from tests.worker.conftest import Start, jobs, states, write_all, writer_of
 
 pytestmark = pytest.mark.skipif(not HAS_A_SERVER, reason="needs a server behind a network")
 
@@ -117,5 +117,5 @@ def test_a_row_whose_transaction_is_committed_late_is_done_and_not_lost(
     rival.close()
     options = WorkerOptions((Photo._meta.label,), "w", "default")
     LeaseKeeper("default", [Feed(handler, options)], inflight).renew_when_due()
-    wait_until(lambda: writer.write() is not None and inflight.is_empty())
+    write_all(writer)
     assert (writer.counters.done, "Lost" in caplog.text) == (1, False)
