@@ -237,23 +237,17 @@ class HeldRow:
 
 @dataclass(eq=False, slots=True)
 class Result:
-    """Rows of one handler that came to the same outcome, until it is written."""
+    """What rows of one handler came to, until it is written."""
 
-    rows: list[HeldRow]
     outcome: Outcome
     #: By ``clock()``, when the first of them came to it, or when rows that somebody has locked are to be tried again.
     came: float = field(default_factory=clock)
     #: Somebody had the rows locked at the last try to write them, or may have: nobody waits for the lock.
     locked: bool = False
-    #: It is one row that is written by itself then, for it met a lock beside others.
+    #: It is of one row that is written by itself then, for it met a lock beside others.
     alone: bool = False
     #: The thread of an abandoned handler: its database session is ended if the rows are locked.
     thread: int | None = None
-
-    @property
-    def handler(self) -> Handler:
-        """The handler that all rows are for."""
-        return self.rows[0].handler
 
 
 class WorkItem:

@@ -6,9 +6,10 @@ A row is held, and its lease renewed, until its result has been written. A row t
 
 import math
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from django.db.models import Model
 
@@ -40,9 +41,10 @@ class InFlight:
     #: Rows of one claim that wait, in its order: all, or those of a batch that is to be run again.
     _waiting: dict[type[Model], deque[deque[HeldRow]]] = field(default_factory=dict)
     _running: list[WorkItem] = field(default_factory=list)
-    _unwritten: dict[Result, None] = field(default_factory=dict)
-    #: One of rows that are done, to which more may be added until the writer asks for it.
-    _growing: Result | None = None
+    #: Rows that have ended, and what they came to.
+    _unwritten: dict[HeldRow, Result] = field(default_factory=dict)
+    #: By handler, what its rows that are done share until the writer asks for them.
+    _done: dict[Handler, Result] = field(default_factory=dict)
     #: A quarantined item that runs, while which nothing else begins.
     _alone: WorkItem | None = None
     closed: bool = False
@@ -163,7 +165,7 @@ class InFlight:
                     held.error = getattr(outcome, "error", None)
                     # The transaction that was to commit it may have it locked.
                     locked = isinstance(outcome, Ambiguous)
-                    self._add(Result([held], outcome, now, locked))
+                    self._add([held], Result(outcome, now, locked))
             if done:
                 self._add_done(done, now)
             if rest := [held for held in item.rows if held not in judged]:
@@ -189,22 +191,18 @@ class InFlight:
             waiting.extendleft([deque(item.rows[middle:]), deque(item.rows[:middle])])
             self._changed.notify_all()
 
-    def _add(self, result: Result) -> None:
-        """Have a result written."""
-        self._unwritten[result] = None
-        if len(self._unwritten) == 1 or len(self._unwritten) >= ENOUGH:
+    def _add(self, rows: Sequence[HeldRow], result: Result) -> None:
+        """Have what rows came to written."""
+        self._unwritten |= dict.fromkeys(rows, result)
+        if len(self._unwritten) == len(rows) or len(self._unwritten) >= ENOUGH:
             self._changed.notify_all()
 
     def _add_done(self, rows: list[HeldRow], now: float) -> None:
         """Have rows that are done completed, with others of their handler if the writer has not taken these yet."""
-        growing = self._growing
-        if growing is None or growing.handler is not rows[0].handler:
-            self._growing = growing = Result(list(rows), DONE, now)
-            self._add(growing)
-        else:
-            growing.rows += rows
-        if len(growing.rows) >= ENOUGH:
-            self._changed.notify_all()
+        handler = rows[0].handler
+        if (result := self._done.get(handler)) is None:
+            self._done[handler] = result = Result(DONE, now)
+        self._add(rows, result)
 
     def settle(self, item: WorkItem) -> bool:
         """Let go of an item that ran; False if it was abandoned before."""
@@ -279,7 +277,7 @@ class InFlight:
             held.abandoned = True
         if given:
             with self._lock:
-                self._add(Result(given, outcome, locked=True, thread=thread))
+                self._add(given, Result(outcome, locked=True, thread=thread))
                 self.wake()
 
     def close(self) -> None:
@@ -291,44 +289,35 @@ class InFlight:
     def release_unwritten(self) -> None:
         """Have rows released whose results could not be written until now."""
         with self._lock:
-            self._growing = None
-            for result in self._unwritten:
+            self._done.clear()
+            for result in self._unwritten.values():
                 result.came = clock()
                 if not isinstance(result.outcome, (PutBack, Ended)):
                     result.outcome = PutBack("its result could not be written")
             self.wake()
 
-    def unwritten(self) -> list[Result]:
-        """Return what may be written now, the oldest first; what has met a lock comes last."""
+    def unwritten(self) -> list[tuple[Result, list[HeldRow]]]:
+        """Return what may be written now, the oldest first, with the rows; what has met a lock comes last."""
         with self._lock:
-            self._growing, now = None, clock()
-            due = [one for one in self._unwritten if not one.locked or one.came <= now]
-            return sorted(due, key=lambda one: one.locked and one.came)
+            self._done.clear()
+            now, due = clock(), dict[Result, list[HeldRow]]()
+            for held, result in self._unwritten.items():
+                if not result.locked or result.came <= now:
+                    due.setdefault(result, []).append(held)
+            return sorted(due.items(), key=lambda one: one[0].locked and one[0].came)
 
-    def merge(self, results: Sequence[Result]) -> Result:
-        """Make one result of several with the same outcome, which the writer alone knows of."""
+    def change(self, result: Result, rows: Sequence[HeldRow], **changes: Any) -> Result:
+        """Let some rows of a result have one of their own, with these *changes*, and return it."""
         with self._lock:
-            first, *others = results
-            for other in others:
-                first.rows += other.rows
-                del self._unwritten[other]
-            return first
+            changed = replace(result, **changes)
+            self._unwritten |= dict.fromkeys(rows, changed)
+            return changed
 
-    def split(self, result: Result, rows: Sequence[HeldRow]) -> Result:
-        """Make a result of its own of some of the rows of one, or of all, and return it."""
+    def written(self, rows: Sequence[HeldRow]) -> None:
+        """Let go of rows whose results are written."""
         with self._lock:
-            if len(rows) == len(result.rows):
-                return result
-            parted = set(rows)
-            result.rows = [held for held in result.rows if held not in parted]
-            part = replace(result, rows=list(rows))
-            self._unwritten[part] = None
-            return part
-
-    def written(self, result: Result, rows: Sequence[HeldRow]) -> None:
-        """Let go of these rows of a result."""
-        with self._lock:
-            del self._unwritten[self.split(result, rows)]
+            for held in rows:
+                del self._unwritten[held]
             self._changed.notify_all()
 
     def write_at(self, *, more_to_come: bool = False) -> float:
@@ -339,8 +328,8 @@ class InFlight:
         """
         with self._lock:
             fresh, moment = 0, math.inf
-            for result in self._unwritten:
-                fresh += 0 if result.locked else len(result.rows)
+            for result, rows in Counter(self._unwritten.values()).items():
+                fresh += 0 if result.locked else rows
                 moment = min(moment, result.came + (0.0 if result.locked else LINGER))
             is_last = not more_to_come and self.runs_dry()
             return 0.0 if fresh and (is_last or fresh >= ENOUGH) else moment
@@ -352,8 +341,7 @@ class InFlight:
         with self._lock:
             running = [held for item in self._running for held in item.rows]
             waiting = [held for claims in self._waiting.values() for one in claims for held in one]
-            ended = [held for result in self._unwritten for held in result.rows]
-            return [*running, *waiting, *ended]
+            return [*running, *waiting, *self._unwritten]
 
     def running(self) -> list[WorkItem]:
         """Return the items that executors have taken, without the abandoned ones."""

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from django.db import Error, connections
@@ -70,9 +71,8 @@ class Writer:
 
     def write(self) -> None:
         """Write all results that are due; those that could not be written stay, and trouble is raised."""
-        results = self._alike(self.inflight.unwritten())
         end = math.inf
-        for result in results:
+        for result, rows in _alike(self.inflight.unwritten()):
             if result.alone:
                 # Each may wait for a lock; others get their turn in between.
                 end = min(end, clock() + PATIENCE)
@@ -80,36 +80,19 @@ class Writer:
                     # Together with those like it at the next try, for the lock may be gone by then.
                     result.alone = False
                     continue
-            with working_on(result.handler.model):
-                self._write(result)
+            with working_on(rows[0].handler.model):
+                self._write(result, rows)
 
-    def _alike(self, results: list[Result]) -> list[Result]:
-        """Merge results that one statement can write."""
-        groups: dict[object, list[Result]] = {}
-        for result in results:
-            groups.setdefault(_kind(result), []).append(result)
-        return [self.inflight.merge(group) for group in groups.values()]
-
-    def _write(self, result: Result) -> None:
-        """Write a result with one statement; where that fails because of a few rows, those of all the others."""
+    def _write(self, result: Result, rows: list[HeldRow]) -> None:
+        """Write a result with one statement; where that fails because of a few rows, that of all the others."""
         search = _Search(self.using, self.was_away_since)
-
-        def attempt(rows: Sequence[HeldRow]) -> None:
-            try:
-                self._send(result, rows)
-            except contention.TROUBLE as error:
-                # What a session in trouble refused may pass at a second try.
-                if not search.is_of_a_row(error):
-                    raise
-                self._send(result, rows)
-
         found: list[Bad[HeldRow]] = []
-        for bad in bisect(list(result.rows), attempt, search.is_of_a_row):
+        for bad in bisect(rows, partial(self._send, result), search.is_of_a_row):
             if isinstance(bad, Bad):
                 search.check(bad.error, is_first=not found)
                 found.append(bad)
         for held, error in found:
-            self._refused(self.inflight.split(result, [held]), error)
+            self._refused(result, held, error)
 
     def _send(self, result: Result, rows: Sequence[HeldRow]) -> None:
         """Write rows of a result in one statement, all or those that nobody has locked; the others come round again."""
@@ -133,15 +116,15 @@ class Writer:
                 or dialect_for(connections[self.using]).has_one_writer
             ):
                 raise
-            self._go_around(self.inflight.split(result, rows), error)
+            self._go_around(result, rows, error)
             return
         self._let_go(result, rows)
         if locked:
-            self._postpone(self.inflight.split(result, locked))
+            self._postpone(result, locked)
 
     def _let_go(self, result: Result, rows: Sequence[HeldRow]) -> None:
         """Hold these rows no longer, and note how long the handler took."""
-        self.inflight.written(result, rows)
+        self.inflight.written(rows)
         ran = sum([held.ran for held in rows])
         if ran and type(result.outcome) in (Done, Ended):
             self.feeds[rows[0].handler.model].note(len(rows), ran)
@@ -165,41 +148,44 @@ class Writer:
         self._log_lost(result, gone)
         return [*unlocked, *gone], locked
 
-    def _go_around(self, result: Result, error: Exception) -> None:
+    def _go_around(self, result: Result, rows: Sequence[HeldRow], error: Exception) -> None:
         """Have a result that met a lock written around it, and then row by row, for one may refer to a locked row."""
-        if result.locked and len(result.rows) == 1:
+        if not result.locked:
+            self._try_again(result, rows)
+        elif len(rows) > 1:
+            for held in rows:
+                self._try_again(result, [held], alone=True)
+        else:
             log_rarely(
-                f"{result.handler.model._meta.label}: a result waits for a lock that somebody holds",
+                f"{rows[0].handler.model._meta.label}: a result waits for a lock that somebody holds",
                 error,
             )
-            self._postpone(result)
-        elif result.locked:
-            for held in list(result.rows):
-                one = self.inflight.split(result, [held])
-                held.ending, one.alone, one.came = False, True, clock()
-        else:
-            for held in result.rows:
-                held.ending = held.claim.unanswered
-            result.locked, result.came = True, clock()
+            self._postpone(result, rows)
 
-    def _postpone(self, result: Result) -> None:
-        """Let a result wait, and its rows be renewed meanwhile."""
-        for held in result.rows:
-            held.ending = held.claim.unanswered
-        seconds = LOCKED
+    def _postpone(self, result: Result, rows: Sequence[HeldRow]) -> None:
+        """Let a result wait, and end the session of an abandoned handler that may have its rows locked."""
         # What breaks here says nothing of the rows that were written just before. The next statement meets it, too.
         with suppress(Error):
             if result.thread is not None and connecting.end_session_of(result.thread, self.using):
-                logger.error("%s: its database session was ended", named(result.rows[0].row))
-                result.thread, seconds = None, FREED
-        result.locked, result.came = True, clock() + seconds
+                logger.error("%s: its database session was ended", named(rows[0].row))
+                self._try_again(result, rows, FREED, thread=None)
+                return
+        self._try_again(result, rows, LOCKED)
 
-    def _refused(self, result: Result, error: Exception) -> None:
+    def _try_again(
+        self, result: Result, rows: Sequence[HeldRow], seconds: float = 0.0, **changes: Any
+    ) -> None:
+        """Let rows wait for another try around locks, and be renewed meanwhile."""
+        for held in rows:
+            held.ending = held.claim.unanswered
+        self.inflight.change(result, rows, locked=True, came=clock() + seconds, **changes)
+
+    def _refused(self, result: Result, held: HeldRow, error: Exception) -> None:
         """Fail a row whose result the database refuses: that is its own fault."""
-        (held,) = result.rows
         if isinstance(result.outcome, Done):
-            result.outcome, held.error = judged(held.row, error), error
-            self._write(result)
+            held.error = error
+            failed = self.inflight.change(result, [held], outcome=judged(held.row, error))
+            self._write(failed, [held])
         else:
             # Not even its failure or its release can be stored.
             what = "its outcome could not be stored, and it stays as it is until its lease ends"
@@ -345,9 +331,20 @@ def _log_ambiguous(held: HeldRow, error: BaseException | str) -> None:
     )
 
 
-def _kind(result: Result) -> object:
+def _alike(
+    results: Iterable[tuple[Result, list[HeldRow]]],
+) -> list[tuple[Result, list[HeldRow]]]:
+    """Put rows together whose results one statement can write."""
+    groups: dict[object, tuple[Result, list[HeldRow]]] = {}
+    for result, rows in results:
+        _, alike = groups.setdefault(_kind(result, rows[0]), (result, []))
+        alike += rows
+    return list(groups.values())
+
+
+def _kind(result: Result, first: HeldRow) -> object:
     """Return what is the same for results that one statement can write."""
-    outcome, first = result.outcome, result.rows[0]
+    outcome = result.outcome
     if result.alone or isinstance(outcome, Ambiguous):
         return result
     kind: object = outcome

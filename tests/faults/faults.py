@@ -261,8 +261,8 @@ FAULTS = {
             "Every result that was written stays in memory.",
             (
                 "worker/writer.py",
-                "self.inflight.written(result, rows)\n",
-                "self.inflight.written(result, rows)\n"
+                "self.inflight.written(rows)\n",
+                "self.inflight.written(rows)\n"
                 '        self.__dict__.setdefault("all", []).extend(rows)\n',
             ),
         ),

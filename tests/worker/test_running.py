@@ -195,7 +195,7 @@ def test_a_half_that_is_done_stays_done_when_the_other_half_overruns(
     inflight.add(hold(Handler(Photo, handle, batch=True), Photo.objects.claim_batch(2)))
     executor.start()
     executor.join(120)
-    outcomes = [result.outcome for result in inflight.unwritten()]
+    outcomes = [result.outcome for result, _ in inflight.unwritten()]
     assert outcomes == [DONE, Failed("it ran too long")]
     assert f"Photo {second.pk} came back after its time was over" in caplog.text
 
