@@ -216,9 +216,7 @@ class Claimer(WorkerThread):
         if not rows:
             return 0.0 if feed.open_more() else poll
         held = hold(handler, rows)
-        if not self.inflight.add(held):
-            # The signal to stop came while the statement was under way.
-            self.inflight.give_back(held)
+        self.inflight.add(held)
         return 0.0 if len(rows) == most or held[0].batch.quarantined else poll
 
     def _claimed(self, feed: Feed, size: int) -> list[Any]:

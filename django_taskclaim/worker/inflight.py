@@ -59,17 +59,14 @@ class InFlight:
 
     # In at one end
 
-    def add(self, rows: Sequence[HeldRow]) -> bool:
-        """Note and queue the rows of one claim; False, and nothing queued, once the worker is stopping."""
+    def add(self, rows: Sequence[HeldRow]) -> None:
+        """Note and queue the rows of one claim; they go back once the worker is stopping."""
         first, keys = rows[0], [held.claim.pk for held in rows]
         model = first.handler.model
         self.notes.add(first.batch, model._meta.label, first.claim.token.holder, keys)
         with self._lock:
-            if self.closed:
-                return False
             self._waiting.setdefault(model, deque()).append(deque(rows))
-            self._changed.notify_all()
-            return True
+            self._offer_waiting()
 
     def take(self, timeout: float, leaving: threading.Event, *, is_async: bool) -> WorkItem | None:
         """Start the next call of a coroutine function, or of a plain one, that may start now.
@@ -179,17 +176,13 @@ class InFlight:
             if item not in self._running:
                 return
             self._let_go(item)
-            if self.closed:
-                # The worker stops: the halves have not been started.
-                self.give_back(item.rows)
-                return
             for held in item.rows:
                 # If the process ends now, none of them was running.
                 held.batch.started[held.number] = 0
             middle = (len(item.rows) + 1) // 2
             waiting = self._waiting.setdefault(item.handler.model, deque())
             waiting.extendleft([deque(item.rows[middle:]), deque(item.rows[:middle])])
-            self._changed.notify_all()
+            self._offer_waiting()
 
     def _add(self, rows: Sequence[HeldRow], result: Result) -> None:
         """Have what rows came to written."""
@@ -239,6 +232,12 @@ class InFlight:
             for held in item.rows:
                 held.ran = ran
             self.give_back(item.rows, outcome, item.thread)
+
+    def _offer_waiting(self) -> None:
+        """Let rows that wait now be taken, or release them where the worker stops."""
+        if self.closed:
+            self.put_back()
+        self._changed.notify_all()
 
     def put_back(
         self, which: Callable[[HeldRow], bool] = lambda held: True, *, recall: str = ""

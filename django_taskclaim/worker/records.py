@@ -73,7 +73,7 @@ def lost(held: HeldRow, why: str, *, error: BaseException | None = None) -> None
     if error is not None:
         name, text = class_and_text(error)
         why = f"{why}; its handler raised {one_line(name, text)}"
-        facts = {"error": name, "told": text[:200]}
+        facts = {"error": name}
     event = "raised" if again else "lost"
     changed(event, [held.row], 0.0, level=logging.WARNING, why=why, raised=error, **facts)
 

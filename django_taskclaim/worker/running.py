@@ -5,13 +5,14 @@ That is decided here once, for functions and for coroutines.
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from functools import cache, partial
+from typing import Any, TypeAlias
 
 from asgiref.sync import sync_to_async
-from django.db import InterfaceError, OperationalError, connections, models, transaction
+from django.db import connections, models, transaction
 
 from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.claim import Ended, clock, standing_claim
@@ -64,6 +65,9 @@ class Answer:
     #: The call has completed the rows, too: what it did is committed, or its error is one of the COMMIT or of a hook.
     completed: bool = False
 
+
+#: Says whether the database was away since a call began.
+Asked: TypeAlias = Callable[[], bool]
 
 #: What nearly all calls come to.
 NOTHING_SAID = Answer()
@@ -182,7 +186,9 @@ class Running:
     def _judge(self, item: WorkItem, answer: Answer) -> None:
         """Note what became of the rows of a call, or have it made again with halves of them."""
         now, called = clock(), item.rows
-        outcomes = self._outcomes(called, answer, since=item.started)
+        # It waits for news of the database, so it is asked once for all rows.
+        was_away = cache(partial(self.keeper.was_away_since, item.started))
+        outcomes = self._outcomes(called, answer, was_away)
         if outcomes is None:
             for held in called:
                 held.carrier()
@@ -214,15 +220,15 @@ class Running:
     # What the answers mean
 
     def _outcomes(
-        self, called: list[HeldRow], answer: Answer, since: float
+        self, called: list[HeldRow], answer: Answer, was_away: Asked
     ) -> list[Outcome] | None:
         """Return the outcome of each row; None where the batch must be run in halves to find the row that raises."""
         error = answer.error
         if answer.completed:
-            return self._after_commit(called, error, since)
+            return self._after_commit(called, error, was_away)
         said = answer.said or [error] * len(called)
         together = len(called) > 1 and (error is not None or called[0].handler.atomic)
-        if together and not (error and self._says_nothing_of_the_rows(called, error, since)):
+        if together and not (error and self._says_nothing_of_the_rows(called, error, was_away)):
             why = type(error).__name__ if error else "an outcome that is not done"
             logger.warning(
                 "%d rows of %s came to %s together; they are run in halves",
@@ -232,10 +238,10 @@ class Running:
                 extra={"event": "halved", "rows": len(called)},
             )
             return None
-        return [self._outcome(held, one, since) for held, one in zip(called, said, strict=True)]
+        return [self._outcome(held, one, was_away) for held, one in zip(called, said, strict=True)]
 
     def _after_commit(
-        self, called: list[HeldRow], error: BaseException | None, since: float
+        self, called: list[HeldRow], error: BaseException | None, was_away: Asked
     ) -> list[Outcome]:
         """Judge rows that the call has completed; an error came from the COMMIT, or from a hook that ran after it."""
         if error is None or all(held.claim.ended for held in called):
@@ -245,21 +251,23 @@ class Running:
         for held in called:
             held.claim.unanswered = True
         otherwise: PutBack | None = None
-        if self._was_an_outage(called[0].handler, error, since):
+        if self._was_an_outage(called[0].handler, error, was_away):
             otherwise = AWAY
         elif len(called) > 1 and claim_columns(called[0].handler.model).not_before is not None:
             otherwise = PutBack("the COMMIT of its batch failed", quarantined=True)
         return [Ambiguous(error, otherwise or judged(held.carrier(), error)) for held in called]
 
     def _says_nothing_of_the_rows(
-        self, called: list[HeldRow], error: BaseException, since: float
+        self, called: list[HeldRow], error: BaseException, was_away: Asked
     ) -> bool:
         row = next((held.carrier() for held in called if not held.claim.ended), None)
         if row is not None and isinstance(judged(row, error), PutBack):
             return True
-        return self._was_an_outage(called[0].handler, error, since)
+        return self._was_an_outage(called[0].handler, error, was_away)
 
-    def _outcome(self, held: HeldRow, error: BaseException | str | None, since: float) -> Outcome:
+    def _outcome(
+        self, held: HeldRow, error: BaseException | str | None, was_away: Asked
+    ) -> Outcome:
         if error is None and standing_claim(held.row) is held.claim and not held.remade:
             return DONE
         if (ended := held.claim.how_ended()) is not None:
@@ -273,11 +281,11 @@ class Running:
             return DONE if unknown is None else judged(row, unknown)
         if held.fenced:
             return PutBack("its claim could not be renewed in time")
-        if isinstance(error, BaseException) and self._was_an_outage(held.handler, error, since):
+        if isinstance(error, BaseException) and self._was_an_outage(held.handler, error, was_away):
             return AWAY
         return judged(row, error)
 
-    def _was_an_outage(self, handler: Handler, error: BaseException, since: float) -> bool:
+    def _was_an_outage(self, handler: Handler, error: BaseException, was_away: Asked) -> bool:
         """Say whether the handler failed because the database was away, or takes no writes: not the fault of the row.
 
         If the service's connection has lived on since the call began, the server has cut off this one session, and
@@ -286,15 +294,10 @@ class Running:
         # Any error but Django's is about a file of the handler's.
         if isinstance(error, TROUBLE) and meaning_of(error) is Meaning.SERVER:
             # The handler may write to another database, or in a transaction that only reads.
-            is_ours = not ClaimTarget.of(handler.model, self.using).is_writable()
-            return is_ours or self.keeper.was_away_since(since)
-        if not isinstance(error, (OperationalError, InterfaceError)) or (
-            is_refusal(error) or is_contention(error)
-        ):
+            return not ClaimTarget.of(handler.model, self.using).is_writable() or was_away()
+        if is_refusal(error) or is_contention(error):
             return False
-        if dialect_for(connections[self.using]).has_one_writer:
-            return False
-        return self.keeper.was_away_since(since)
+        return not dialect_for(connections[self.using]).has_one_writer and was_away()
 
     # The calls
 

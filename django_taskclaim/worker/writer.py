@@ -202,7 +202,13 @@ class Writer:
             self.counters.count(held.handler.model, lost=1)
             error = held.error if isinstance(held.error, BaseException) else None
             if held.claim.ambiguous:
-                _log_ambiguous(held, error or "the answer to its COMMIT was lost")
+                broken(
+                    f"{named(held.row)}: whether its transaction was committed cannot be known any more, so this run"
+                    " is not repeated",
+                    error or "the answer to its COMMIT was lost",
+                    event="undecided",
+                    keys=[str(held.claim.pk)],
+                )
             else:
                 lost(held, "noticed when its result was written", error=error)
 
@@ -280,7 +286,6 @@ class Writer:
             raised=raised,
             ran=held.ran,
             error=name,
-            told=text[:200],
             final=final,
         )
 
@@ -319,16 +324,6 @@ class _Search:
         is_doubtful = is_first or not contention.is_refusal(error)
         if is_doubtful and self._ended_session is not None and self.was_away_since(self.began):
             raise self._ended_session
-
-
-def _log_ambiguous(held: HeldRow, error: BaseException | str) -> None:
-    broken(
-        f"{named(held.row)}: whether its transaction was committed cannot be known any more, so this run is not"
-        " repeated",
-        error,
-        event="undecided",
-        keys=[str(held.claim.pk)],
-    )
 
 
 def _alike(

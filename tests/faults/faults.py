@@ -245,8 +245,8 @@ FAULTS = {
             "A row whose handler meets an outage of the database is charged a try.",
             (
                 RUNNING,
-                ".has_one_writer:\n            return False\n        return self.keeper.was_away_since(since)",
-                ".has_one_writer:\n            return False\n        return False",
+                "return not dialect_for(connections[self.using]).has_one_writer and was_away()",
+                "return False",
             ),
             on=("postgresql", "mysql"),
         ),

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import DEFAULT, MagicMock, Mock
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 from django_taskclaim.claim import Ended
 from django_taskclaim.handlers import Handler
@@ -17,7 +17,7 @@ from django_taskclaim.worker.batch import DONE, Failed, hold
 from django_taskclaim.worker.executors import HandlerThread
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
-from django_taskclaim.worker.running import prepare
+from django_taskclaim.worker.running import AWAY, Running, prepare
 from tests.factories import make
 from tests.testapp.models import Job, Ledger, Photo, TextKey
 from tests.worker.conftest import Start, jobs, states, wait_until, writer_of
@@ -198,6 +198,21 @@ def test_a_half_that_is_done_stays_done_when_the_other_half_overruns(
     outcomes = [result.outcome for result, _ in inflight.unwritten()]
     assert outcomes == [DONE, Failed("it ran too long")]
     assert f"Photo {second.pk} came back after its time was over" in caplog.text
+
+
+@pytest.mark.promise(12)
+@pytest.mark.skipif(not connection.features.has_select_for_update, reason="needs many writers")
+def test_whether_the_database_was_away_is_waited_for_once_for_a_batch(
+    transactional_db: None,
+) -> None:
+    make(Photo, 3)
+    inflight, keeper = InFlight(), MagicMock()
+    keeper.was_away_since.side_effect = [True]
+    handler = Handler(Photo, Mock(side_effect=OperationalError("away")), batch=True)
+    inflight.add(hold(handler, Photo.objects.claim_batch(3)))
+    item: Any = inflight.take(0, Event(), is_async=False)
+    Running("default", inflight, keeper).run(item)
+    assert [result.outcome for result, _ in inflight.unwritten()] == [AWAY] * 3
 
 
 @pytest.mark.once
