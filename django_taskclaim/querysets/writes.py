@@ -42,7 +42,7 @@ from django_taskclaim.querysets import scope
 from django_taskclaim.querysets.isolating import send_around
 from django_taskclaim.querysets.scope import AmbiguousCommit, ClaimTarget, Columns, run
 from django_taskclaim.signals import claim_lost, rows_failed, rows_released, send_of_rows
-from django_taskclaim.states import Status, Token
+from django_taskclaim.states import WORKER_MARK, Status, Token
 from django_taskclaim.tables import Switch, scope_of, throttle_scope
 
 R = TypeVar("R")
@@ -472,7 +472,9 @@ def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
             # RetryLater is the same for each row.
             wait = first.wait()
             if first.everyone:
-                stop_everyone(model, held.target.alias, wait, describe(error))
+                # First, or somebody else would claim the row and ask the same in vain.
+                holder, _, _ = held.claims[0].token.holder.partition(WORKER_MARK)
+                stop_everyone(model, held.target.alias, wait, describe(error), holder)
             given.write(held, _giving_back(wait))
             continue
         waits = {key: one.wait() for key, one in verdicts.items() if not one.final}

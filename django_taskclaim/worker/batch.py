@@ -48,8 +48,8 @@ class PutBack:
     delay: timedelta | None = None
     #: To be claimed alone next time, because it may be the one that holds up its batch.
     quarantined: bool = False
-    #: Nobody is to claim rows of the model while this one waits.
-    everyone: bool = False
+    #: What its handler raised, if it goes back because of that: ``fail`` does what the policy says.
+    raised: BaseException | str | None = field(default=None, compare=False)
 
 
 NOT_STARTED = PutBack("not started")
@@ -60,7 +60,7 @@ def judged(row: models.Model, error: BaseException | str) -> Failed | PutBack:
     verdict = policy_for(type(row)).judge(error, carried_claim(row).attempts + 1)
     if verdict.counted:
         return Failed(error)
-    return PutBack(describe(error), verdict.wait(), everyone=verdict.everyone)
+    return PutBack(describe(error), verdict.wait(), raised=error)
 
 
 @dataclass(frozen=True, slots=True)

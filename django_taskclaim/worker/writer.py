@@ -22,8 +22,8 @@ from django_taskclaim.error_text import class_and_text, one_line, text_to_store
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.querysets.completing import complete
 from django_taskclaim.querysets.isolating import Bad, bisect
-from django_taskclaim.querysets.writes import fail, finished_rows, lock_free, release, stop_everyone
-from django_taskclaim.states import WORKER_MARK, Status
+from django_taskclaim.querysets.writes import fail, finished_rows, lock_free, release
+from django_taskclaim.states import Status
 from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.worker.batch import (
     Ambiguous,
@@ -236,12 +236,10 @@ class Writer:
             case Done():
                 complete(first.handler.model, _rows_of(rows), first.handler.update_fields)
             case PutBack():
-                if outcome.everyone and outcome.delay is not None:
-                    # First, or somebody else would claim the row and ask the same in vain.
-                    holder, _, _ = first.claim.token.holder.partition(WORKER_MARK)
-                    model, why = first.handler.model, outcome.reason
-                    stop_everyone(model, self.using, outcome.delay, why, holder)
-                release(_rows_of(rows), outcome.delay, quarantined=outcome.quarantined)
+                if outcome.raised is None:
+                    release(_rows_of(rows), outcome.delay, quarantined=outcome.quarantined)
+                else:
+                    fail(_rows_of(rows), outcome.raised, retry=True)
             case Failed():
                 fail(_rows_of(rows), outcome.error, retry=True)
 
