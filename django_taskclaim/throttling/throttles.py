@@ -125,11 +125,10 @@ class HealthCheck:
 
 
 class CircuitBreaker:
-    """When most tries of a model fail, it stops trying for a while, and then tries with single rows.
+    """When most tries of a model fail, it stops trying for a while, and then tries with one row.
 
-    Closed it counts, open it rests, half open it lets single rows through. If the first that ends is done, it closes
-    again; if it failed, the next rest is longer. The name and the three states are those of Michael Nygard's "Release
-    It!".
+    Closed it counts, open it rests, half open it lets one row through. If that is done, it closes again; if it fails,
+    the next rest is longer. The name and the three states are those of Michael Nygard's "Release It!".
 
     There is one for each model of a process; any thread may call any method. It trips when the share
     ``TASKCLAIM["BREAKER"]`` of at least ``BREAKER_OUTCOMES`` tries in the window failed.
@@ -209,11 +208,15 @@ class Throttles:
         return next((state.reason for of, _, state in self._states() if of is model), "")
 
     def most(self, model: type[Model]) -> float:
-        """Return how many rows a claim may take: 0 before the checks have answered, 1 until a try after a rest ends."""
+        """Return how many rows of *model* a claim may take: 0 before the checks have answered, 1 after a rest."""
         if not all(check.has_answered for check in self._checks):
             return 0
+        return math.inf if self.trial_since(model) is None else 1
+
+    def trial_since(self, model: type[Model]) -> float | None:
+        """Return the end of the rest after which one row of *model* is tried, by ``clock()``; None where none is."""
         breaker = self.breakers.get(model)
-        return math.inf if breaker is None or breaker.state is None else 1
+        return None if breaker is None or breaker.state is None else breaker.state.until
 
     working_on = staticmethod(working_on)
 

@@ -170,6 +170,9 @@ class Claimer(WorkerThread):
         if feed.handler.has_ranges:
             # Long work: what waits here could be done elsewhere.
             enough -= self.inflight.running_of(feed.model)
+        if (since := self.service.throttles.trial_since(feed.model)) is not None:
+            # One row alone is tried, beside those that have run since before the rest.
+            enough = min(enough, 1 - self.inflight.running_of(feed.model, since))
         return self.inflight.waiting(feed.model) < enough
 
     # Claiming

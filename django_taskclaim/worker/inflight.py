@@ -347,9 +347,9 @@ class InFlight:
         with self._lock:
             return list(self._running)
 
-    def running_of(self, model: type[Model]) -> int:
-        """Return how many items of *model* executors have taken."""
-        return sum(item.handler.model is model for item in self.running())
+    def running_of(self, model: type[Model], since: float = 0.0) -> int:
+        """Return how many items of *model* executors have taken, but for those that began before *since*."""
+        return sum(i.handler.model is model and i.started >= since for i in self.running())
 
     def waiting(self, model: type[Model]) -> int:
         """Return how many calls of the handler of *model* no executor has taken yet."""

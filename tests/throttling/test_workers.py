@@ -100,15 +100,16 @@ def test_after_a_rest_one_row_is_tried(start_worker: Start) -> None:
     A row that has run since before the rest keeps none from being tried.
     """
     jobs(1, "sleep:600", priority=1)
-    jobs(30, "fail")
+    jobs(10, "fail")
     often = {"TASKCLAIM_TEST_ATTEMPTS": "1000", "TASKCLAIM_TEST_REST": "2"}
-    worker = start_worker("--batch-size", "31", "--threads", "2", **often, **SETTINGS)
+    worker = start_worker("--batch-size", "11", "--threads", "2", **often, **SETTINGS)
     wait_until(lambda: len(worker.events("claimed")) == 2)
-    Job.objects.update(act="work")
-    wait_until(lambda: states() == {"complete": 30, "processing": 1})
+    Job.objects.update(act="sleep:0.5")
+    wait_until(lambda: states() == {"complete": 10, "processing": 1})
     claims = worker.events("claimed")
-    assert [record["rows"] for record in claims[:3]] == [31, 1, 1]
+    assert [record["rows"] for record in claims[:3]] == [11, 1, 1]
     assert claims[2]["at"] - claims[1]["at"] >= 4
+    assert claims[3]["at"] - claims[2]["at"] >= 0.5, "another row was tried meanwhile"
     stopped = worker.events("stopped")[0]
     assert "of the last" in stopped["reason"]
     wait_until(lambda: worker.events("resumed"))
