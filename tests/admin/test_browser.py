@@ -44,6 +44,10 @@ def room(driver: Any, live_server: Any) -> Iterator[Browser]:
     assert [line for line in complaints if "ERR_INTERNET_DISCONNECTED" not in line] == []
 
 
+#: How wide a part of the bar is if its state has next to none of the rows.
+WIDTH_OF_FEW = "let part = document.querySelector('.tc-bar svg'); part.setAttribute('width', 0); return part.clientWidth"
+
+
 @pytest.mark.promise(9)
 def test_the_page_pauses_resumes_and_drains_a_real_worker(
     room: Browser, start_worker: Start
@@ -53,6 +57,8 @@ def test_the_page_pauses_resumes_and_drains_a_real_worker(
     worker = start_worker("--batch-size", "5")
     room.reads("1 worker process is alive.")
     wait_until(lambda: states().get("complete", 0) > 5, what="rows done")
+    # The bar shows a state however few its rows are.
+    assert room.run(WIDTH_OF_FEW) >= 4
 
     room.press("Pause claiming")
     room.write("reason", "deploy")
