@@ -45,6 +45,7 @@ from django.db import NotSupportedError, connections, models, router
 from django_taskclaim import conf, error_text
 from django_taskclaim.columns import (
     LINK,
+    SourceLink,
     claim_columns,
     has_claim_columns,
     is_claimable,
@@ -56,7 +57,7 @@ from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.fields import ClaimColumn, PriorityField
 from django_taskclaim.formatting import format_duration, listed
 from django_taskclaim.handlers import WAITS_PER_LEASE, Handler, handler_for
-from django_taskclaim.models import ClaimBase, RangeMixin, SourceKey
+from django_taskclaim.models import ClaimBase, RangeMixin
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.monitoring.server.base import TAG, message
 from django_taskclaim.policy import SHORTEST_LEASE
@@ -212,10 +213,16 @@ def _companion(model: type[models.Model]) -> Iterator[CheckMessage]:
     except TypeError as error:
         yield message("E061", str(error), one_to_one % "Photo", model)
         return
-    # The columns of a SourceKey are unique together.
-    if not (link.field.unique or isinstance(link.field, SourceKey)):
+    if not _is_unique(link):
         text = f"{model._meta.label}.{LINK} is not unique, so one source could have two rows."
         yield message("E062", text, one_to_one % link.source.__name__, model)
+
+
+def _is_unique(link: SourceLink) -> bool:
+    """Say whether the link is unique by its field or by a constraint; the columns of a SourceKey are so together."""
+    names, meta = {field.name for field in link.own}, link.companion._meta
+    together = [*meta.unique_together, *(one.fields for one in meta.total_unique_constraints)]
+    return names in map(set, together) or (len(names) == 1 and link.own[0].unique)
 
 
 def _ranges(model: type[models.Model]) -> Iterator[CheckMessage]:

@@ -34,6 +34,11 @@ def link(to: Any = Page, field: Any = models.OneToOneField) -> Any:
     return field(to, models.CASCADE, related_name="+")
 
 
+def unique_sources() -> type:
+    only_one = models.UniqueConstraint(fields=["source"], name="one_row_for_each_source")
+    return type("Meta", (), {"app_label": "sources", "constraints": [only_one]})
+
+
 def ids(model: Any) -> list[str]:
     """Return the ids of what the system checks find wrong with a companion."""
     found = list(problems_of(model))
@@ -55,6 +60,7 @@ class Loud(CompanionQuerySet):
         ((), {}, ["E061"]),
         ((), {"source": models.IntegerField}, ["E061"]),
         ((), {"source": lambda: link(field=models.ForeignKey)}, ["E062"]),
+        ((), {"source": lambda: link(field=models.ForeignKey), "Meta": unique_sources}, []),
         ((), {"source": lambda: SourceKey(FarPage)}, []),
         ((), {"source": lambda: SourceKey(Line)}, []),
     ],
