@@ -114,6 +114,9 @@ def _running(target: ClaimTarget) -> Rows:
 
 # Choosing rows
 
+#: Types of columns whose values are lists and dictionaries, which cannot be counted by value.
+NO_KEYS = ("JSONField", "ArrayField", "HStoreField")
+
 #: So many rows in claim order are read at least.
 READ_AHEAD = 200
 
@@ -235,8 +238,9 @@ def _counted(model: type[models.Model], name: str, option: str) -> AnyField:
             f"{option} counts by columns of {meta.label}, the table with the claim columns;"
             f" {name!r} is none of them."
         )
-    if field in columns.guarded:
-        raise ValueError(f"{option} cannot count by {name!r}, which is a claim column.")
+    if field in columns.guarded or field.get_internal_type() in NO_KEYS:
+        what = "a claim column" if field in columns.guarded else f"a {type(field).__name__}"
+        raise ValueError(f"{option} cannot count by {name!r}, which is {what}.")
     return field
 
 

@@ -16,6 +16,7 @@ from tests.testapp.models import (
     OrderedByForeignKey,
     Photo,
 )
+from tests.testapp.odd_models import Parcel
 
 pytestmark = pytest.mark.django_db
 
@@ -104,6 +105,7 @@ def test_what_stands_behind_a_crowd_without_room_is_reached(rule: Rule) -> None:
         (Photo, ["country"], ValueError),
         (Photo, {"contry": 2}, ValueError),
         (Photo, {"claimed_by": 2}, ValueError),
+        (Parcel, {"facts": 2}, ValueError),
         # On the parent's table, which has the claim columns, there is none; a composite key is several.
         (Child, {"extra": 2}, ValueError),
         (CompositeKey, {"pk": 2}, ValueError),
