@@ -189,14 +189,19 @@ SETTING = "TASKCLAIM"
 def setting(name: str) -> Any:
     """Return the value of one key of ``TASKCLAIM``, or its default; a duration as a timedelta.
 
-    Raises KeyError for an unknown key and ImproperlyConfigured for a value that E001 reports. What is no dictionary is
-    reported by E001 alone.
+    Raises KeyError for an unknown key and ImproperlyConfigured for a value that E001 reports.
     """
-    given = getattr(settings, SETTING, {})
+    given = _given()
     try:
         return _checked(name, given[name]) if name in given else _default(name, DEFAULTS[name])
     except ValueError as error:
         raise ImproperlyConfigured(str(error)) from None
+
+
+def _given() -> Mapping[str, object]:
+    """Return the dictionary; an empty one in place of what is none, which E001 reports."""
+    given = getattr(settings, SETTING, {})
+    return given if isinstance(given, Mapping) else {}
 
 
 def _checked(name: str, value: object) -> Any:
@@ -208,7 +213,7 @@ _default = cache(_checked)
 
 def is_given(name: str) -> bool:
     """Say whether the project has set one key of ``TASKCLAIM``."""
-    return name in getattr(settings, SETTING, {})
+    return name in _given()
 
 
 #: ``setting``, for one that is a duration.

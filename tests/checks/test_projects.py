@@ -144,6 +144,10 @@ def test_commands_that_check_first_end_with_the_id_and_its_hint(project: Project
     Without the app the mixin says where to add it.
     """
     project.add("photos", WRONG_MODELS["own_column"][0])
+    project.configure("TASKCLAIM = None")
+    assert (
+        "(taskclaim.E001) TASKCLAIM must be a dictionary, not None" in project.run("check").stdout
+    )
     project.configure("TASKCLAIM = {'LEASE': -1}")
     answer = project.run("migrate", "--run-syncdb")
     assert answer.returncode == 1
