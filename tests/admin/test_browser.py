@@ -45,7 +45,11 @@ def room(driver: Any, live_server: Any) -> Iterator[Browser]:
 
 
 #: How wide a part of the bar is if its state has next to none of the rows.
-WIDTH_OF_FEW = "let part = document.querySelector('.tc-bar svg'); part.setAttribute('width', 0); return part.clientWidth"
+WIDTH_OF_FEW = """
+    const part = document.querySelector(".tc-bar svg")
+    part.setAttribute("width", 0)
+    return part.clientWidth
+"""
 
 
 @pytest.mark.promise(9)
