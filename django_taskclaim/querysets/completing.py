@@ -90,8 +90,10 @@ def checked_results(model: type[models.Model], names: Collection[str]) -> tuple[
     For a companion a name means a column of its own if it has one, else of its source; ``source__name`` means the
     source's.
     """
-    if isinstance(names, str):
-        raise TypeError(f"update_fields is a list of names, not the text {names!r}.")
+    # What can be read once only would name no column the second time.
+    is_list = isinstance(names, Collection) and not isinstance(names, str)
+    if not is_list or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"update_fields is a list of names, not {names!r:.200}.")
     return _results(model, tuple(names))
 
 

@@ -65,7 +65,10 @@ def test_options(find: Find, model: Any, options: dict[str, Any], expected: list
     ("options", "said"),
     [
         ({"update_fields": ["width", "author_id"]}, "no column to write named author_id"),
-        ({"update_fields": "width"}, "is a list of names"),
+        *(
+            ({"update_fields": names}, "is a list of names")
+            for names in ("width", None, [3], (name for name in ["width"]))
+        ),
         ({"update_fields": ["status"]}, "written by the verbs alone"),
         ({"queryset": Photo.objects.values("url")}, "through values()"),
         ({"queryset": ClaimOnly.objects.all()}, "a queryset of testapp.ClaimOnly"),
