@@ -36,6 +36,7 @@ from django_taskclaim.models import Control
 from django_taskclaim.monitoring.counts import MOST
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
+from django_taskclaim.querysets.operating import KEYS_AT_ONCE
 from django_taskclaim.states import Status
 from django_taskclaim.templatetags.taskclaim import number
 
@@ -277,9 +278,10 @@ def _ending(alone: Mapping[str, int], *, is_over: bool) -> str:
 def chunks_of(rows: Rows) -> Iterator[list[Any]]:
     """Yield the keys of *rows*, in their order, a chunk at a time."""
     left, size = rows.order_by("pk"), int(conf.setting("CHUNK_SIZE"))
-    while part := list(left.values_list("pk", flat=True)[:size]):
-        yield part
-        left = left.filter(pk__gt=part[-1])
+    while keys := list(left.values_list("pk", flat=True)[:KEYS_AT_ONCE]):
+        for start in range(0, len(keys), size):
+            yield keys[start : start + size]
+        left = left.filter(pk__gt=keys[-1])
 
 
 # Rows as the user sees them
