@@ -27,6 +27,9 @@ MOST = 2_000
 #: So many are exported, and to be read these, or each part of all failed rows, may take so long.
 EXPORTED, READING_LIMIT = 50_000, timedelta(seconds=20)
 
+#: So many are read at once to find those of a group, for SQLite sorts all failed rows to return the first ones.
+READ_AT_ONCE = 10_000
+
 #: A number, in a group of its own where it names a kind of error: "HTTP 404", "[Errno 111]", "(1213, 'Deadlock …')".
 _NUMBER = re.compile(
     r"(^[1-5]\d\d(?![.,:]?\d)|^\(\d{1,5}(?=, ?['\"])"
@@ -134,13 +137,16 @@ def keys_like(rows: Rows, group: Group) -> Iterator[list[Any]]:
         rows = rows.filter(**{columns.error_class.name: group.error})
     if columns.last_error is not None and (begins := _SIGNS.split(group.message)[0]):
         rows = rows.filter(**{f"{columns.last_error.name}__contains": begins})
-    left = rows.failed().order_by("pk")
+    left, size = rows.failed().order_by("pk"), int(conf.setting("CHUNK_SIZE"))
     while True:
         with server_for(connections[rows.db]).bounded(READING_LIMIT):
-            part = list(tried_rows(left, int(conf.setting("CHUNK_SIZE"))))
+            part = list(tried_rows(left, READ_AT_ONCE))
         if not part:
             return
-        yield [failure.key for failure in part if group_of(failure) == group.id]
+        keys = [failure.key for failure in part if group_of(failure) == group.id]
+        # An empty chunk, too: its reader looks at the clock.
+        for start in range(0, max(1, len(keys)), size):
+            yield keys[start : start + size]
         left = left.filter(pk__gt=part[-1].key)
 
 
