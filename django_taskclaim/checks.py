@@ -22,6 +22,7 @@ W001      SQLite transactions do not begin IMMEDIATE
 W003      a lease is so short that renewals cannot keep up
 W009      an atomic handler may hold up all other writers for longer than a quarter of its lease
 W051      an archive lacks columns of the model, which will be lost
+W064      ``update_fields`` of a companion's handler names a column that the source has, too
 E101–E104 asked of the server, with ``--database`` only: it is too old for the claims (E101), a table has no
           transactions (E102), holders are not compared exactly (E103), the default isolation makes claims fail
           each other (E104)
@@ -61,6 +62,7 @@ from django_taskclaim.models import ClaimBase, RangeMixin
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.monitoring.server.base import TAG, message
 from django_taskclaim.policy import SHORTEST_LEASE
+from django_taskclaim.querysets.completing import PREFIX, writable
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.ranges import refuse_unplannable
 from django_taskclaim.ranges.keys import RangeTarget
@@ -216,6 +218,10 @@ def _companion(model: type[models.Model]) -> Iterator[CheckMessage]:
     if not _is_unique(link):
         text = f"{model._meta.label}.{LINK} is not unique, so one source could have two rows."
         yield message("E062", text, one_to_one % link.source.__name__, model)
+    alias = router.db_for_write(model)
+    # Results of a source on another database are refused as they are stored.
+    if link.alias_beside(alias) == alias and is_claimable(model) and (found := handler_for(model)):
+        yield from _results(found, link)
 
 
 def _is_unique(link: SourceLink) -> bool:
@@ -223,6 +229,16 @@ def _is_unique(link: SourceLink) -> bool:
     names, meta = {field.name for field in link.own}, link.companion._meta
     together = [*meta.unique_together, *(one.fields for one in meta.total_unique_constraints)]
     return names in map(set, together) or (len(names) == 1 and link.own[0].unique)
+
+
+def _results(handler: Handler, link: SourceLink) -> Iterator[CheckMessage]:
+    source = link.source._meta.label
+    both = set(handler.update_fields) & writable(handler.model) & writable(link.source)
+    if handler.gets_sources and both:
+        names = sorted(both)
+        text = f"{handler.name} stores {listed(names)} of the companion, and {source}, which it receives, has the same."
+        hint = f"update_fields=[{PREFIX + names[0]!r}] stores the column of {source}."
+        yield message("W064", text, hint, handler.model)
 
 
 def _ranges(model: type[models.Model]) -> Iterator[CheckMessage]:

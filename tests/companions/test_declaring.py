@@ -12,7 +12,7 @@ from django.test.utils import isolate_apps
 
 from django_taskclaim.checks import problems_of
 from django_taskclaim.companions import CompanionManager, CompanionQuerySet
-from django_taskclaim.handlers import unregister
+from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.models import ClaimMixin, PrefixedTaskMixin, SourceKey, SourceMixin, TaskMixin
 from tests import documents
 from tests.companions.app.models import FarPage, Line, Page
@@ -46,6 +46,15 @@ def ids(model: Any) -> list[str]:
     return [str(message.id).removeprefix("taskclaim.") for message in found]
 
 
+def with_handler(model: Any, *names: str) -> list[str]:
+    """Return what is wrong while a handler has these results."""
+    handler(model, update_fields=names)(len)
+    try:
+        return ids(model)
+    finally:
+        unregister(model)
+
+
 class Loud(CompanionQuerySet):
     pass
 
@@ -71,6 +80,16 @@ def test_a_link_that_cannot_work_is_a_check_error(
     model = declare(*mixins, **{name: make() for name, make in body.items()})
     assert ids(model) == found
     assert found or hasattr(model.objects.all(), "populate")
+
+
+@isolate_apps(APP)
+def test_a_column_that_both_tables_have_must_be_told_apart() -> None:
+    free = declare(name="Free", source=SourceKey(FarPage), title=models.CharField(max_length=100))
+    both = declare(name="Both", source=link(), words=models.IntegerField(null=True))
+    # The source's is on another database, which no result can reach.
+    assert with_handler(free, "title") == []
+    assert with_handler(both, "words") == ["W064"]
+    assert with_handler(both, "source__words", "title") == []
 
 
 def changes(before: ProjectState, *described: Any) -> Any:
