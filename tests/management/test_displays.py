@@ -49,7 +49,7 @@ def test_a_watch_is_drawn_again_until_it_is_stopped(process_env: dict[str, str])
         read_until(r"^  failed: \d+: ValueError: no \[2J picture$")
         read_until(r"^Workers: none alive")
         with table_away(Photo):
-            read_until(r"testapp_photo")
+            read_until(r"^Run: manage\.py migrate testapp")
         make(Photo, 2)
         read_until(r"^testapp\.Photo +8 .* 22 ")
         watch.send_signal(signal.SIGINT)

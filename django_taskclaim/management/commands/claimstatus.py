@@ -44,7 +44,7 @@ from django_taskclaim.error_text import one_line
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import counted, format_duration, format_moment, with_source
 from django_taskclaim.handlers import handler_for
-from django_taskclaim.management.base import ClaimCommand, UsageError, duration
+from django_taskclaim.management.base import ClaimCommand, UsageError, duration, lacking
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.monitoring.errors import latest_failures
 from django_taskclaim.monitoring.overview import Overview, overview
@@ -175,7 +175,10 @@ class Command(ClaimCommand):
             try:
                 lines = [head, "", *self._lines(self._look(exact=False))]
             except Error as error:
-                lines = [head, "", *str(error).splitlines()]
+                known = dict.fromkeys(
+                    line for one in lacking(self.where) for line in (one.msg, one.hint)
+                )
+                lines = [head, "", *(known or str(error).splitlines())]
             # What the screen has no room for is left out: scrolled away, it would stay above.
             shown = "\n".join(lines[: shutil.get_terminal_size().lines - 1])
             self.stdout.write(f"{CLEAR}{shown}{WRAP}")
