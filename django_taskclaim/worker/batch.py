@@ -48,6 +48,8 @@ class PutBack:
     delay: timedelta | None = None
     #: To be claimed alone next time, because it may be the one that holds up its batch.
     quarantined: bool = False
+    #: Nobody is to claim rows of the model meanwhile, so it is not written with rows that go back for themselves only.
+    everyone: bool = False
     #: What its handler raised, if it goes back because of that: ``fail`` does what the policy says.
     raised: BaseException | str | None = field(default=None, compare=False)
 
@@ -60,7 +62,7 @@ def judged(row: models.Model, error: BaseException | str) -> Failed | PutBack:
     verdict = policy_for(type(row)).judge(error, carried_claim(row).attempts + 1)
     if verdict.counted:
         return Failed(error)
-    return PutBack(describe(error), verdict.wait(), raised=error)
+    return PutBack(describe(error), verdict.wait(), everyone=verdict.everyone, raised=error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from django_taskclaim.exceptions import ClaimLost, Permanent, RetryLater
 from django_taskclaim.handlers import handler
 from django_taskclaim.models import Switch
 from django_taskclaim.switch import paused_by, resume
+from django_taskclaim.testing import run_due
 from tests.factories import make
 from tests.querysets.late_writes import claimed
 from tests.querysets.support import Lapse, Rule, clock, execute, facts, lose, table_of
@@ -231,3 +232,16 @@ def test_only_an_error_that_says_everyone_stops_everyone(rule: Callable[..., Non
     short.claim.fail(RetryLater(1, "short", everyone=True))
     assert "come back later" in str(Photo.objects.why_empty("user:1"))
     assert Photo.objects.claim_batch(3, **mine) == held
+
+
+@pytest.mark.once
+def test_a_worker_stops_everyone_also_beside_a_row_that_waits_alone(monkeypatch: Any) -> None:
+    """Results that are alike are written together, and the first row asks for less than the second."""
+    _, stop, _ = make(Photo, 3)
+
+    def process(photo: Photo) -> None:
+        raise RetryLater(3600, "busy", everyone=photo == stop)
+
+    monkeypatch.setattr(Photo, "process", process, raising=False)
+    assert run_due(Photo, limit=2).released == 2
+    assert Photo.objects.claim_batch(3) == []
