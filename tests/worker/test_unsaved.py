@@ -86,6 +86,19 @@ def test_a_column_that_nothing_writes_is_named_once(
     assert said() == [("WARNING", ["width"])]
 
 
+@pytest.mark.once
+@pytest.mark.parametrize("form", FORMS)
+def test_a_comparison_that_breaks_changes_no_outcome(
+    form: str, register: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The columns of users read their values by code of the users."""
+    function, options = FORMS[form]
+    register(Photo, function, **options)
+    make(Photo)
+    monkeypatch.setattr("django_taskclaim.worker.answers.models.QuerySet.values", int)
+    assert run_due(Photo).completed == 1
+
+
 def write_by_queryset(row: Any) -> None:
     row.text = "seen"
     type(row)._base_manager.filter(pk=row.pk).update(text="seen")
