@@ -148,8 +148,8 @@ class Claimer(WorkerThread):
         now, lease = clock(), self.keeper.longest_lease.total_seconds()
         if now >= self._usable_until:
             connecting.ensure_usable(self.options.using)
-        # A server that ends idle sessions ends this one after a lease.
-        self._usable_until = now + min(USED_LATELY, lease / 2)
+            # A server that ends idle sessions ends this one after a lease. What asks here may send no statement.
+            self._usable_until = now + min(USED_LATELY, lease / 2)
 
     # Whether to claim
 
