@@ -137,7 +137,8 @@ class Writer:
         with dialect.own_transaction():
             free, busy = lock_free(_rows_of(rows))
             unlocked, locked = _those_of(rows, free), _those_of(rows, busy)
-            gone = [held for held in rows if held not in unlocked and held not in locked]
+            there = {*unlocked, *locked}
+            gone = [held for held in rows if held not in there]
             if unsure := [held for held in gone if held.claim.unanswered]:
                 # The transaction that had them locked may be the one whose COMMIT was not answered.
                 for row in finished_rows(_rows_of(unsure), Status.COMPLETE):

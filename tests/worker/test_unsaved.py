@@ -87,13 +87,9 @@ def test_a_column_that_nothing_writes_is_named_once(
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("form", FORMS)
-def test_a_comparison_that_breaks_changes_no_outcome(
-    form: str, register: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_that_breaks_changes_no_outcome(register: Any, monkeypatch: Any) -> None:
     """The columns of users read their values by code of the users."""
-    function, options = FORMS[form]
-    register(Photo, function, **options)
+    register(Photo, set_width, atomic=True, timeout=5)
     make(Photo)
     monkeypatch.setattr("django_taskclaim.worker.answers.models.QuerySet.values", int)
     assert run_due(Photo).completed == 1
