@@ -201,11 +201,11 @@ def test_sources_are_read_once_more_before_a_row_is_blamed(monkeypatch: Any) -> 
     """An outage may have ended while its error was judged."""
     rows = claimed_pages(1)
 
-    def refuse_once(*args: Any) -> None:
+    def refuse_once(*args: Any, **options: Any) -> None:
         monkeypatch.undo()
         raise LookupError("the other database is away")
 
-    monkeypatch.setattr(Page, "from_db", refuse_once)
+    monkeypatch.setattr(Page, "from_db", classmethod(refuse_once))
     assert load_sources(rows) == []
     assert rows[0].source.pk
 
