@@ -149,8 +149,10 @@ class UnsavedColumns:
         names = ", ".join(f'"{name}"' for name in (*self._handler.update_fields, *columns))
         logger.warning(
             "%s: %s set %s, but nothing writes it, so this row and others are completed without it."
-            " Register the handler with update_fields=[%s], or call save() in it.",
+            " Register the handler with update_fields=[%s], or call save() in it. To run those rows again:"
+            " manage.py claimreset %s --complete",
             *(named(row), self._handler.name, listed(columns), names),
+            self._handler.model._meta.label,
             extra={"event": "unsaved", "keys": [str(row.pk)], "columns": columns},
         )
 

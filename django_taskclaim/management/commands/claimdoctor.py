@@ -43,7 +43,9 @@ class Command(ClaimCommand):
             levels += self._report(f"{model._meta.label} on {alias}", examine(model, alias))
         if problems := sum(level >= checks.ERROR for level in levels):
             raise CommandError(f"{counted(problems, 'problem')} found.")
-        self.stdout.write(self.style.SUCCESS("No problem found."))
+        notes = sum(level >= checks.WARNING for level in levels)
+        also = f", {counted(notes, 'thing')} worth knowing" if notes else ""
+        self.stdout.write(self.style.SUCCESS(f"No problem found{also}."))
 
     def _report(self, title: str, findings: Iterable[checks.CheckMessage]) -> list[int]:
         """Write the findings that are not silenced, if there are any, and return their levels.
