@@ -23,7 +23,7 @@ from django.utils.translation import gettext_lazy
 
 from django_taskclaim import conf
 from django_taskclaim.admin.display import STATES, WAITING, facts_of, summary
-from django_taskclaim.admin.forms import ActionForm, Answer, Crumb, confirm
+from django_taskclaim.admin.forms import ActionForm, Crumb, Question
 from django_taskclaim.admin.permissions import Admin, OperatePermission, may, row_permission
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
@@ -144,19 +144,14 @@ class ClaimActions(OperatePermission):
     ) -> HttpResponseBase:
         """Ask, then act on *rows*, or on the one *row*; where a request has no time for all, the same page follows.
 
-        *hidden* is how they were chosen, or what the page has shown of them, see ``confirm``.
+        *hidden* is how they were chosen, or what the page has shown of them, see ``Question``.
         """
-        crumbs, back = self.claim_crumbs(request, row)
-        name, states = str(self.opts.verbose_name_plural), states_of(rows)
-        facts = counted(states) or [_("There are none.")]
-        if row is not None:
-            name, facts = crumbs[-1].title, [summary(facts_of(row), all_of_it=True)]
-        elif states.total() > MOST:
-            facts = [_("More than %(number)s rows") % {"number": number(MOST)}]
-        takes = action.takes(Status.PROCESSING) and Status.PROCESSING in states
-
-        def run(answer: Answer) -> HttpResponseBase:
-            options = action.options(answer)
+        states = states_of(rows)
+        form = partial(ActionForm, action=action, states=states)
+        allowed = self.has_operate_permission(request, row)
+        question = Question(request, form, allowed=allowed, hidden=hidden)
+        if question.answer is not None:
+            options = action.options(question.answer)
             others = [one for one in states if one not in action.states_of(options)]
             is_over = run_action(
                 request,
@@ -165,39 +160,39 @@ class ClaimActions(OperatePermission):
                 model_admin=self,
                 keys=None if row is None or others else [[row.pk]],
                 options=options,
-                reason=answer["reason"],
+                reason=question.answer["reason"],
                 # Among too many rows nobody has counted them.
                 left={one: states[one] for one in others if states.total() <= MOST},
             )
+            _, back = self.claim_way(request, row)
             return HttpResponseRedirect(back if is_over else request.get_full_path())
-
-        return confirm(
-            request,
-            allowed=self.has_operate_permission(request, row),
+        rows_url, back = self.claim_way(request, row)
+        name = str(self.opts.verbose_name_plural)
+        crumbs = [Crumb(capfirst(name), rows_url)]
+        facts = counted(states) or [_("There are none.")]
+        if row is not None:
+            name, facts = Truncator(str(row)).chars(60), [summary(facts_of(row), all_of_it=True)]
+            crumbs.append(Crumb(name, self.claim_address("change", quote(row.pk))))
+        elif states.total() > MOST:
+            facts = [_("More than %(number)s rows") % {"number": number(MOST)}]
+        takes = action.takes(Status.PROCESSING) and Status.PROCESSING in states
+        return question.page(
             title=f"{action.label}: {name}",
             sentence=str(action.sentence),
             warning=str(LOSE) if takes else "",
             facts=facts,
-            form=partial(ActionForm, action=action, states=states),
-            hidden=hidden,
-            run=run,
             back=back,
             crumbs=crumbs,
             site=self.admin_site,
         )
 
-    def claim_crumbs(
-        self, request: HttpRequest, row: models.Model | None
-    ) -> tuple[list[Crumb], str]:
-        """Return the way to a page that asks, over the list as it was filtered, and where it leads back to."""
+    def claim_way(self, request: HttpRequest, row: models.Model | None) -> tuple[str, str]:
+        """Return the addresses of the list as it was filtered, and of where the user came from: it, or the row."""
         kept = request.GET.get(FILTERS_KEPT, request.GET.urlencode())
-        back = self.claim_address("changelist") + (f"?{kept}" if kept else "")
-        crumbs = [Crumb(capfirst(str(self.opts.verbose_name_plural)), back)]
-        if row is not None:
-            page = self.claim_address("change", quote(row.pk))
-            crumbs.append(Crumb(Truncator(str(row)).chars(60), page))
-            back = back if FILTERS_KEPT in request.GET else page
-        return crumbs, back
+        rows_url = self.claim_address("changelist") + (f"?{kept}" if kept else "")
+        if row is None or FILTERS_KEPT in request.GET:
+            return rows_url, rows_url
+        return rows_url, self.claim_address("change", quote(row.pk))
 
 
 def list_action(action: Action) -> Callable[..., HttpResponseBase]:
@@ -289,17 +284,14 @@ def chunks_of(rows: Rows) -> Iterator[list[Any]]:
 
 def claims_of(rows: models.QuerySet[models.Model]) -> Rows:
     """Return the user's own queryset as one that has the verbs, on the database where its rows are written."""
-    return ClaimQuerySet(rows.model, query=rows.query.chain(), using=alias_of(rows))
+    # Where they were asked of no database by name, the router's.
+    alias = rows._db or router.db_for_write(rows.model)  # type: ignore[attr-defined]  # not in django-stubs
+    return ClaimQuerySet(rows.model, query=rows.query.chain(), using=alias)
 
 
 def every_row(rows: Rows) -> Rows:
     """Return all rows of the table of *rows*, on the same database."""
     return ClaimQuerySet(rows.model, using=rows.db)
-
-
-def alias_of(rows: models.QuerySet[models.Model]) -> str:
-    """Return the database on which *rows* are written: the one they were asked of by name, else the router's."""
-    return rows._db or router.db_for_write(rows.model)  # type: ignore[attr-defined]  # not in django-stubs
 
 
 def states_of(rows: models.QuerySet[models.Model]) -> Counter[str]:

@@ -1,15 +1,15 @@
 """What a person is asked before something is done, and what a person can fill in on a page of the control room.
 
-``confirm`` is the one way in which a person acts from a page: a GET asks and changes nothing, a POST acts.
+``Question`` is the one way in which a person acts from a page: a GET asks and changes nothing, a POST acts.
 
     def pause_view(request):
-        return confirm(
-            request,
-            allowed=may(request, "operate", Photo),
+        question = Question(request, ReasonForm, allowed=may(request, "operate", Photo))
+        if question.answer is not None:
+            pause(Photo, reason=question.answer["reason"])
+            return redirect("admin:photos_photo_changelist")
+        return question.page(
             title=_("Pause photos"),
             sentence=_("No worker claims a photo until somebody resumes. What runs finishes."),
-            form=ReasonForm,
-            run=lambda answer: redirect_after(pause(Photo, reason=answer["reason"])),
             back=reverse("admin:photos_photo_changelist"),
             site=admin.site,
         )
@@ -54,52 +54,64 @@ class Crumb(NamedTuple):
     url: str = ""
 
 
-def confirm(
-    request: HttpRequest,
-    *,
-    allowed: bool,
-    title: str,
-    sentence: str,
-    run: Callable[[Answer], HttpResponseBase],
-    site: AdminSite,
-    back: str,
-    crumbs: Sequence[Crumb] = (),
-    warning: str = "",
-    facts: Sequence[str] = (),
-    form: Callable[..., forms.Form] = forms.Form,
-    hidden: Mapping[str, Sequence[str]] | None = None,
-) -> HttpResponseBase:
-    """Show what is about to happen, or make it happen: *run* is called for a POST whose form is valid, and only then.
+class Question:
+    """What a request asks of a person before something is done, and what it has been answered."""
 
-    *allowed* is the caller's answer to "may this user do this to that?"; False is PermissionDenied for GET and POST
-    alike. Under a *warning* the button is red. *form* asks for more (a reason, "take running rows"), and *run* gets its
-    cleaned answers. *hidden* is what the page shows the state of: nothing is done until it comes back unchanged with
-    the answer. If it has changed, the page is shown again and says so.
-    """
-    if not allowed:
-        raise PermissionDenied
-    shown = hidden or {}
-    given = request.method == "POST" and (not shown or CONFIRMED in request.POST)
-    answered = given and all(request.POST.getlist(name) == shown[name] for name in shown)
-    typed = {"reason": request.POST.get("reason", "")}
-    filled = form(request.POST if answered else None, initial=typed)
-    if answered and filled.is_valid():
-        return run(filled.cleaned_data)
-    request.current_app = site.name
-    context = {
-        **site.each_context(request),
-        "title": title,
-        "sentence": sentence,
-        "warning": warning,
-        "changed": given and not answered,
-        "facts": facts,
-        "form": filled,
-        "hidden": {**shown, CONFIRMED: ["yes"]}.items(),
-        "back": back,
-        "crumbs": [*crumbs, Crumb(title)],
-        "crumbs_are_listed": django.VERSION >= (6, 1),
-    }
-    return TemplateResponse(request, "admin/taskclaim/confirmation.html", context)
+    def __init__(
+        self,
+        request: HttpRequest,
+        form: Callable[..., forms.Form] = forms.Form,
+        *,
+        allowed: bool,
+        hidden: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """Read the answer of a POST whose *form* is valid; PermissionDenied, for a GET too, unless *allowed*.
+
+        *allowed* is the caller's answer to "may this user do this to that?". *hidden* is what the page shows the state
+        of: it counts as answered only when that comes back unchanged. If it has changed, the page says so.
+        """
+        if not allowed:
+            raise PermissionDenied
+        self._request, self._hidden = request, hidden or {}
+        given = request.method == "POST" and (not self._hidden or CONFIRMED in request.POST)
+        answered = given and all(
+            request.POST.getlist(name) == shown for name, shown in self._hidden.items()
+        )
+        self._has_changed = given and not answered
+        typed = {"reason": request.POST.get("reason", "")}
+        self._form = form(request.POST if answered else None, initial=typed)
+        #: What the person has filled in; None until then, and nothing may be done.
+        self.answer: Answer | None = None
+        if self._form.is_valid():
+            self.answer = self._form.cleaned_data
+
+    def page(
+        self,
+        *,
+        title: str,
+        sentence: str,
+        site: AdminSite,
+        back: str,
+        crumbs: Sequence[Crumb] = (),
+        warning: str = "",
+        facts: Sequence[str] = (),
+    ) -> HttpResponseBase:
+        """Show what is about to happen, with the form; under a *warning* the button is red."""
+        self._request.current_app = site.name
+        context = {
+            **site.each_context(self._request),
+            "title": title,
+            "sentence": sentence,
+            "warning": warning,
+            "changed": self._has_changed,
+            "facts": facts,
+            "form": self._form,
+            "hidden": {**self._hidden, CONFIRMED: ["yes"]}.items(),
+            "back": back,
+            "crumbs": [*crumbs, Crumb(title)],
+            "crumbs_are_listed": django.VERSION >= (6, 1),
+        }
+        return TemplateResponse(self._request, "admin/taskclaim/confirmation.html", context)
 
 
 # What a person can fill in

@@ -4,6 +4,7 @@ The filters of its list ask only what the claim index can answer; the price of a
 """
 
 from collections import Counter
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
@@ -22,7 +23,7 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_taskclaim.admin.actions import FILTERS_KEPT, ClaimActions, alias_of, list_action
+from django_taskclaim.admin.actions import FILTERS_KEPT, ClaimActions, claims_of, list_action
 from django_taskclaim.admin.control_room.mounting import register
 from django_taskclaim.admin.display import (
     EXPIRED,
@@ -247,12 +248,12 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         if context is None or "cl" not in context:
             return response
         changes = context["cl"]
-        look_at(changes.result_list, database_time(alias_of(changes.queryset)))
+        look_at(changes.result_list, database_time(claims_of(changes.queryset).db))
         query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()})
         for row in changes.result_list:
             # Nothing is made for a complete row; its page has what asks for a tick.
             if (facts := facts_of(row)).status != Status.COMPLETE:
-                facts.buttons = list(self.claim_row_buttons(request, row, query=query))[:1]
+                facts.buttons = list(islice(self.claim_row_buttons(request, row, query=query), 1))
         ours = [spec for spec in changes.filter_specs if isinstance(spec, ClaimFilter)]
         changes.filter_specs = [spec for spec in changes.filter_specs if spec not in ours]
         changes.has_filters = bool(changes.filter_specs)
@@ -288,7 +289,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
             "claim": facts_of(row),
             "claim_summary": summary(facts_of(row), all_of_it=True),
             "claim_buttons": list(self.claim_row_buttons(request, row)),
-            "claim_steps": list(steps_of(row, alias_of(self.get_queryset(request)))),
+            "claim_steps": list(steps_of(row, claims_of(self.get_queryset(request)).db)),
             "claim_source": source_key_text(row),
             "claim_range": row if has_ranges(self.model) else None,
         }

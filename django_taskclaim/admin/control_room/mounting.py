@@ -49,7 +49,7 @@ class ControlAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic w
         return self.has_view_permission(request)
 
     def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
-        return bool(OverviewPage(self.admin_site).pages(request))
+        return any(OverviewPage(self.admin_site).pages(request))
 
     def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
         # Else the index would say "Change", where it says "View".

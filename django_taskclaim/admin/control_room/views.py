@@ -4,7 +4,7 @@ A GET only shows; a POST acts.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -28,7 +28,7 @@ from django.views.decorators.http import conditional_page
 from django_taskclaim.admin import forms
 from django_taskclaim.admin.actions import ClaimActions, claims_of, run_action
 from django_taskclaim.admin.control_room import failures, snapshot
-from django_taskclaim.admin.forms import Answer, Crumb, confirm
+from django_taskclaim.admin.forms import Crumb, Question
 from django_taskclaim.admin.permissions import may
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control import actions, audit
@@ -75,10 +75,12 @@ class OverviewPage:
         """Return the address of a page of the site."""
         return reverse(f"{self.site.name}:{name}", args=args)
 
-    def pages(self, request: HttpRequest) -> list["ModelPage"]:
-        """Return the pages of the models that the user may see."""
-        pages = [ModelPage(self.site, model) for model in claimable_models()]
-        return [page for page in pages if page.may("view_control", request)]
+    def pages(self, request: HttpRequest) -> Iterator["ModelPage"]:
+        """Yield the pages of the models that the user may see; the admin's menu needs no more than the first."""
+        for model in claimable_models():
+            page = ModelPage(self.site, model)
+            if page.may("view_control", request):
+                yield page
 
     def may(self, what: str, request: HttpRequest) -> bool:
         """Say whether the user may do *what* to the model, see ``permissions.NEEDS``."""
@@ -127,7 +129,7 @@ class OverviewPage:
 
     def facts(self, request: HttpRequest) -> dict[str, Any]:
         """Return what the templates show; PermissionDenied for a user who may not look."""
-        pages = self.pages(request)
+        pages = list(self.pages(request))
         if not pages:
             raise PermissionDenied
         # Those who may see the same models share what was read of them.
@@ -148,10 +150,9 @@ class OverviewPage:
 
     # What a person can do
 
-    def ask(self, request: HttpRequest, *, allowed: bool = True, **page: Any) -> HttpResponseBase:
-        """Ask for confirmation, and then act, see ``confirm``."""
-        page |= {"back": self.url, "crumbs": self.crumbs, "site": self.site}
-        return confirm(request, allowed=allowed, **page)
+    def ask(self, question: Question, **page: Any) -> HttpResponseBase:
+        """Show the page of a question that has not been answered yet."""
+        return question.page(**page, back=self.url, crumbs=self.crumbs, site=self.site)
 
     def attempt(
         self, request: HttpRequest, do: Callable[[], object], done: str
@@ -172,19 +173,17 @@ class OverviewPage:
         """
         off, of_all = page == actions.PAUSE.name, self.model is None
         action, name = actions.PAUSE if off else actions.RESUME, self.name
-
-        def run(answer: Answer) -> HttpResponseBase:
-            do = partial(audit.turn, self.model, off=off, by=request.user, **answer)
+        form = forms.PauseForm if off else forms.ReasonForm
+        question = Question(request, form, allowed=True)
+        if question.answer is not None:
+            do = partial(audit.turn, self.model, off=off, by=request.user, **question.answer)
             return self.attempt(request, do, f"{capfirst(name)}: {action.done}.")
-
         every = _("This is about all models, also about those that you do not see.")
         return self.ask(
-            request,
+            question,
             title=f"{action.label}: {name}",
             sentence=str(action.sentence),
             warning=every if off and of_all else "",
-            form=forms.PauseForm if off else forms.ReasonForm,
-            run=run,
         )
 
 
@@ -290,20 +289,13 @@ class ModelPage(OverviewPage):
                 ModelPage(self.site, one).may("operate", request) for one in audit.models_of(worker)
             )
         )
-
-        def run(answer: Answer) -> HttpResponseBase:
-            facts: dict[str, Any] = {"by": request.user, "using": self.alias, **answer}
+        question = Question(request, forms.ReasonForm, allowed=allowed)
+        if question.answer is not None:
+            facts: dict[str, Any] = {"by": request.user, "using": self.alias, **question.answer}
             told = _("The worker process %(worker)s has been told.") % {"worker": name}
             return self.attempt(request, partial(audit.send_command, name, page, **facts), told)
-
-        return self.ask(
-            request,
-            allowed=allowed,
-            title=f"{capfirst(str(action.label))}: {name}",
-            sentence=str(action.sentence),
-            form=forms.ReasonForm,
-            run=run,
-        )
+        title = f"{capfirst(str(action.label))}: {name}"
+        return self.ask(question, title=title, sentence=str(action.sentence))
 
     def settings(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Set the overrides that were changed, or show the form again with its errors."""
@@ -339,7 +331,13 @@ class ModelPage(OverviewPage):
         def retry_form(data: Any, *, initial: dict[str, str]) -> forms.RetryForm:
             return forms.RetryForm(data, initial={**initial, "latest": latest})
 
-        def run(answer: Answer) -> HttpResponseBase:
+        form: Any = retry_form
+        title, warning = _("Retry the failed rows of this group"), ""
+        if action is actions.DELETE:
+            form, title = forms.ReasonForm, _("Delete the failed rows of this group")
+            warning = _("All failed rows of this group are deleted.")
+        question = Question(request, form, allowed=True)
+        if (answer := question.answer) is not None:
             keys = failures.keys_like(rows, group)
             if answer.get("first"):
                 found = [failure.key for failure in group.failures]
@@ -354,20 +352,9 @@ class ModelPage(OverviewPage):
             )
             # If the time was up, the page asks again, for the rest.
             return redirect(self.url if is_over else request.get_full_path())
-
-        form: Any = retry_form
-        title, warning = _("Retry the failed rows of this group"), ""
-        if action is actions.DELETE:
-            form, title = forms.ReasonForm, _("Delete the failed rows of this group")
-            warning = _("All failed rows of this group are deleted.")
+        facts = [f"{number(len(group.failures))}{'+' if failed.capped else ''} × {kind}"]
         return self.ask(
-            request,
-            title=title,
-            sentence=str(action.sentence),
-            warning=warning,
-            facts=[f"{number(len(group.failures))}{'+' if failed.capped else ''} × {kind}"],
-            form=form,
-            run=run,
+            question, title=title, sentence=str(action.sentence), warning=warning, facts=facts
         )
 
     def mark_known(self, request: HttpRequest, page: str) -> HttpResponseBase:
@@ -375,16 +362,15 @@ class ModelPage(OverviewPage):
         group = request.GET.get("group", "")
         if not is_on(self.alias) or not failures.is_id(group):
             raise Http404
-
-        def run(answer: Answer) -> HttpResponseBase:
+        question = Question(request, forms.ReasonForm, allowed=True)
+        if (answer := question.answer) is not None:
             facts: dict[str, Any] = {"by": request.user, "key": group, "using": self.alias}
             mark = partial(audit.record_action, self.model, "mark as known", **facts, **answer)
             gone, stands = _("The note is gone."), _("The note stands beside the group.")
             return self.attempt(request, mark, stands if answer["reason"] else gone)
-
         sentence = _("The reason stands beside the group as a note. Without a reason it goes away.")
         title = _("Mark the failures of this group as known")
-        return self.ask(request, title=title, sentence=sentence, form=forms.ReasonForm, run=run)
+        return self.ask(question, title=title, sentence=sentence)
 
     def export(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Answer with the latest failed rows as CSV, all or those of a group, and record that somebody has them."""
