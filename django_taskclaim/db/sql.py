@@ -352,14 +352,19 @@ class ClaimStatement:
         waiting = None if columns.not_before is None else at[columns.not_before]
         priority = None if columns.priority is None else at[columns.priority]
         first, is_single = keys[0], len(keys) == 1
+        # A call of the class would be a call of Python's for each row.
+        new = tuple.__new__
         return [
-            ClaimedRow(
-                row[first] if is_single else tuple([row[place] for place in keys]),
-                row[iteration],
-                row[attempts],
-                None if waiting is None else row[waiting],
-                None if priority is None else row[priority],
-                row,
+            new(
+                ClaimedRow,
+                (
+                    row[first] if is_single else tuple([row[place] for place in keys]),
+                    row[iteration],
+                    row[attempts],
+                    None if waiting is None else row[waiting],
+                    None if priority is None else row[priority],
+                    row,
+                ),
             )
             for row in rows
         ]

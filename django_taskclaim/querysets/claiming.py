@@ -39,6 +39,7 @@ from django_taskclaim.policy import policies_over
 from django_taskclaim.querysets import isolating, scope, writes
 from django_taskclaim.querysets.cursor import (
     EVERYTHING,
+    FULL_SCAN_EVERY,
     TURN,
     Cursor,
     Scan,
@@ -345,8 +346,8 @@ def take(call: ClaimCall, limit: int) -> list[ClaimedRow]:
     place = call.target.alias, call.target.model
     claims_made[place] += 1
     turn = claims_made[place] % TURN
-    looks_aside = cursor is None or cursor.quarantined_at <= clock()
-    if turn == 0 and looks_aside and (rows := _take_quarantined(call, cursor)):
+    looks_aside = turn == 0 and (cursor is None or cursor.may_look_aside(FULL_SCAN_EVERY))
+    if looks_aside and (rows := _take_quarantined(call, cursor)):
         return rows
     rows, scan, scans = [], EVERYTHING, [EVERYTHING]
     if cursor is not None:
@@ -360,7 +361,9 @@ def take(call: ClaimCall, limit: int) -> list[ClaimedRow]:
         rows = _in_order(call.target, rows)
     if cursor is not None:
         cursor.advance(rows, scan, full=len(rows) == limit)
-    return rows or (_take_quarantined(call, cursor) if turn and looks_aside else [])
+    if not rows and not looks_aside and (cursor is None or cursor.may_look_aside()):
+        return _take_quarantined(call, cursor)
+    return rows
 
 
 def _take_quarantined(call: ClaimCall, cursor: Cursor | None) -> list[ClaimedRow]:
@@ -368,7 +371,8 @@ def _take_quarantined(call: ClaimCall, cursor: Cursor | None) -> list[ClaimedRow
     began, scans = clock(), quarantined_scans(call.target)
     rows = next(filter(None, (_claim_from(call, scan, 1) for scan in scans)), [])
     if cursor is not None:
-        cursor.quarantined_at = next_time(began)
+        # There may be more where one was.
+        cursor.quarantined_at = next_time(began) - (FULL_SCAN_EVERY if rows else 0.0)
     return rows
 
 

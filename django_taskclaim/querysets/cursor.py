@@ -28,7 +28,7 @@ LONGEST_PAUSE = 10.0
 #: So many priorities are looked at one by one, and then all together.
 MOST_PRIORITIES = 20
 #: One claim in so many begins with rows that have waited: they stand behind all rows that never waited. One claim in
-#: so many asks for a quarantined row.
+#: so many begins with a quarantined row, if nobody has looked in vain for one since FULL_SCAN_EVERY.
 TURN = 10
 
 
@@ -85,6 +85,10 @@ class Cursor:
     _full_scan_at: float = 0.0
     #: By ``clock()``, when the next look for quarantined rows may follow.
     quarantined_at: float = 0.0
+
+    def may_look_aside(self, pause: float = 0.0) -> bool:
+        """Say whether to look for a quarantined row, *pause* seconds after another look may follow the last one."""
+        return self.quarantined_at + pause <= clock()
 
     def scans(self, target: ClaimTarget, *, retried_first: bool) -> list[Scan]:
         """Return where a claim looks until it has all the rows it wants; everywhere at last."""

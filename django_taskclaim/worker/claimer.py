@@ -115,7 +115,6 @@ class Claimer(WorkerThread):
                 looked = True
         if self._may_claim() and (self._has_reached_a_limit() or (looked and self._has_drained())):
             self.finished.set()
-        connecting.tidy_up()
 
     def _next_turn(self) -> float:
         """Return when, by ``clock()``, there is something to do."""
@@ -144,10 +143,11 @@ class Claimer(WorkerThread):
                 feed.next_look = 0.0
 
     def _ensure_usable(self) -> None:
-        """See to it that the next statement has a connection."""
+        """See to it that the next statement has a connection; now and then look after others, too."""
         now, lease = clock(), self.keeper.longest_lease.total_seconds()
         if now >= self._usable_until:
             connecting.ensure_usable(self.options.using)
+            connecting.tidy_up()
             # A server that ends idle sessions ends this one after a lease. What asks here may send no statement.
             self._usable_until = now + min(USED_LATELY, lease / 2)
 
