@@ -298,21 +298,15 @@ def Retriable(target: T, *, retries: int | None = None, using: str | None = None
     be anything. Without ``using``, a transaction open on any alias keeps errors of Django's from being retried; errors
     of other libraries always are.
     """
-    return cast(T, _Proxy(target, retry_on_contention(retries=retries, using=using, atomic=False)))
+    retry = retry_on_contention(retries=retries, using=using, atomic=False)
 
+    class Proxy:
+        def __getattr__(self, name: str) -> object:
+            value = getattr(target, name)
+            is_public_method = inspect.isroutine(value) and not name.startswith("_")
+            return retry(value) if is_public_method and not _does_nothing_yet(value) else value
 
-class _Proxy:
-    def __init__(self, target: object, retry: retry_on_contention) -> None:
-        self._target = target
-        self._retry = retry
-
-    def __getattr__(self, name: str) -> object:
-        if name in {"_target", "_retry"}:
-            # Asked while it is copied or unpickled, before it has either.
-            raise AttributeError(name)
-        value = getattr(self._target, name)
-        is_public_method = inspect.isroutine(value) and not name.startswith("_")
-        return self._retry(value) if is_public_method and not _does_nothing_yet(value) else value
+    return cast(T, Proxy())
 
 
 def _does_nothing_yet(function: Callable[..., object]) -> bool:
@@ -323,6 +317,5 @@ def _does_nothing_yet(function: Callable[..., object]) -> bool:
 
 def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
     # get_autocommit() would connect, and what is not connected has no transaction open.
-    connected = connection.connection is not None
-    autocommit = connection.autocommit if connected else connection.settings_dict["AUTOCOMMIT"]
-    return connection.in_atomic_block or not autocommit
+    is_connected = connection.connection is not None
+    return connection.in_atomic_block or (is_connected and not connection.autocommit)

@@ -12,9 +12,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from django.db import NotSupportedError, connections
 from django.db.models import Model
@@ -57,8 +56,7 @@ def working_on(model: type[Model]) -> Iterator[None]:
         _working_on.reset(before)
 
 
-@dataclass(frozen=True, slots=True)
-class ThrottleState:
+class ThrottleState(NamedTuple):
     """Why claims of one model wait, and until when by ``clock()``; the cause may end it before."""
 
     reason: str
@@ -140,7 +138,7 @@ class CircuitBreaker:
         self.models = [model]
         self._rate, self._outcomes = conf.setting("BREAKER"), conf.setting("BREAKER_OUTCOMES")
         self._within = conf.duration("BREAKER_WITHIN").total_seconds()
-        self._rest = conf.duration("BREAKER_REST").total_seconds()
+        self._first_rest = conf.duration("BREAKER_REST").total_seconds()
         self._lock = threading.Lock()
         self._trips = 0
         #: Why nothing may be claimed, or was until the rest was over; None while the breaker is closed.
@@ -153,11 +151,10 @@ class CircuitBreaker:
             if self.rests() or not good + bad:
                 return
             if self.state is not None:
-                if not good:
-                    self._trip("a try after a rest failed again")
-                    return
-                self.state = None
+                # After a rest one try decides.
+                self.state = None if good else self._rest("a try after a rest failed again")
                 self._begin_to_count()
+                return
             if clock() - self._counts_since > self._within:
                 self._begin_to_count()
                 self._trips = 0
@@ -165,7 +162,7 @@ class CircuitBreaker:
             self._bad += bad
             total = self._good + self._bad
             if bad and total >= self._outcomes and self._bad / total >= self._rate:
-                self._trip(f"{self._bad} of the last {total} tries failed")
+                self.state = self._rest(f"{self._bad} of the last {total} tries failed")
 
     def rests(self) -> bool:
         """Say whether nothing may be claimed now; what has not started is to go back, because it would only fail."""
@@ -174,12 +171,11 @@ class CircuitBreaker:
     def _begin_to_count(self) -> None:
         self._good, self._bad, self._counts_since = 0, 0, clock()
 
-    def _trip(self, reason: str) -> None:
-        """Rest, twice as long as the last time if that was not long ago."""
-        rests = min(2**self._trips, LONGEST_REST)
-        self.state = ThrottleState(reason, clock() + self._rest * rests)
+    def _rest(self, reason: str) -> ThrottleState:
+        """Return a rest from now on, twice as long as the last one if that was not long ago."""
         self._trips += 1
-        self._begin_to_count()
+        rests = min(2 ** (self._trips - 1), LONGEST_REST)
+        return ThrottleState(reason, clock() + rests * self._first_rest)
 
 
 class Throttles:
@@ -217,8 +213,6 @@ class Throttles:
         """Return the end of the rest after which one row of *model* is tried, by ``clock()``; None where none is."""
         breaker = self.breakers.get(model)
         return None if breaker is None or breaker.state is None else breaker.state.until
-
-    working_on = staticmethod(working_on)
 
     def _count_contention(self, **facts: object) -> None:
         # A renewal and other upkeep work on no model, so their contention is no failure of one.

@@ -10,6 +10,7 @@ from django_taskclaim import connecting, contention
 from django_taskclaim.claim import clock, new_holder
 from django_taskclaim.monitoring.overview import seconds_due
 from django_taskclaim.querysets.claiming import ClaimCall, claim
+from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.worker.batch import hold
 from django_taskclaim.worker.feeds import Feed, Stray
 from django_taskclaim.worker.records import changed, log_rarely, logger
@@ -224,8 +225,7 @@ class Claimer(WorkerThread):
 
     def _claimed(self, feed: Feed, size: int) -> list[Any]:
         """Claim so many rows, and load what the handler needs beside them."""
-        handler, throttles = feed.handler, self.service.throttles
-        began = clock()
+        handler, began = feed.handler, clock()
         call = ClaimCall(
             feed.rows(),
             size,
@@ -236,7 +236,7 @@ class Claimer(WorkerThread):
             cursor=feed.cursor,
         )
         try:
-            with throttles.working_on(feed.model):
+            with working_on(feed.model):
                 rows: list[Any] = claim(call)
             feed.reached = call.reached
         except BaseException:

@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from django_taskclaim import connecting
 from django_taskclaim.claim import Ended
 from django_taskclaim.exceptions import Permanent
-from django_taskclaim.throttling.throttles import CircuitBreaker
+from django_taskclaim.throttling.throttles import CircuitBreaker, working_on
 from django_taskclaim.worker.batch import Done, Failed, WorkItem
 from django_taskclaim.worker.records import broken, logger, named
 from django_taskclaim.worker.running import Running
@@ -88,7 +88,7 @@ class HandlerThread(Executor):
     def _work(self, item: WorkItem) -> None:
         try:
             self._bound_transactions(item.rows[0].claim.lease)
-            with self.throttles.working_on(item.handler.model):
+            with working_on(item.handler.model):
                 is_unheard = item.handler.model not in self.throttles.breakers
                 self.running.run(item, with_next=is_unheard)
         except BaseException as error:
@@ -135,7 +135,7 @@ class LoopThread(Executor):
     async def _work(self, item: WorkItem) -> None:
         try:
             await self._follow_leases()
-            with self.throttles.working_on(item.handler.model):
+            with working_on(item.handler.model):
                 await self.running.arun(item)
         except BaseException as error:
             broken(f"{named(item.rows[0].row)} could not be run", error)
