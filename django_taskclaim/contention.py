@@ -219,10 +219,16 @@ class retry_on_contention:
     def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return what ``function`` returns, retrying contention, that of its COMMIT included."""
         attempt, began = 1, time.monotonic()
+        using = self.using or DEFAULT_DB_ALIAS
+        is_outermost = self.atomic and not _in_transaction(connections[using])
         while True:
             committed: list[bool] = []
             try:
-                with self._transaction(committed) if self.atomic else nullcontext():
+                with transaction.atomic(using) if self.atomic else nullcontext():
+                    if is_outermost:
+                        # The first hook of all. A later one can raise contention out of atomic(), too, but then the
+                        # transaction has committed, and repeating it would double its effects.
+                        transaction.on_commit(functools.partial(committed.append, True), using)
                     return function(*args, **kwargs)
             except Exception as error:
                 pause = None if committed else self._pause_after(error, attempt, began)
@@ -230,18 +236,6 @@ class retry_on_contention:
                     raise
             time.sleep(pause)
             attempt += 1
-
-    @contextmanager
-    def _transaction(self, committed: list[bool]) -> Iterator[None]:
-        """Open the transaction of one try; *committed* is filled once it has committed."""
-        using = self.using or DEFAULT_DB_ALIAS
-        is_outermost = not _in_transaction(connections[using])
-        with transaction.atomic(using):
-            if is_outermost:
-                # The first hook of all. A later one can raise contention out of atomic(), too, but then the
-                # transaction has committed, and repeating it would double its effects.
-                transaction.on_commit(lambda: committed.append(True), using)
-            yield
 
     def _pause_after(self, error: Exception, attempt: int, began: float) -> float | None:
         """Report the next try and return the seconds until it; None if *error* must pass.
