@@ -70,54 +70,51 @@ class HealthCheck:
         #: What people read where it stops something.
         self.name = str(getattr(check, "name", "") or name_of(check))
         self.models: list[type[Model]] = []
-        #: By ``clock()``: when it was asked last, and is to be asked again.
-        self.asked_at, self.due_at = float("-inf"), float("-inf")
-        self.has_answered = False
+        #: By ``clock()``: when it was asked last, and is to be asked again. The latter is known once it has answered,
+        #: or has not answered in time.
+        self.asked_at, self.due_at = -math.inf, -math.inf
         self._check = check
         #: It lives while the check is asked, and has a connection of its own.
         self.thread = threading.Thread()
         #: The stop that it has asked for.
         self.state: ThrottleState | None = None
-        self._warned_at = float("-inf")
+        self._warned_at = -math.inf
 
     def begin(self, using: str) -> None:
         """Ask the check in a thread."""
-        every = conf.duration("HEALTH_EVERY").total_seconds()
-        # Spread out, so that the processes of a host do not all ask at once.
-        self.asked_at, self.due_at = clock(), clock() + every * random.uniform(0.75, 1.0)
+        self.asked_at = clock()
         self.thread = threading.Thread(
-            target=self._ask, args=[using, every], name="taskclaim-check", daemon=True
+            target=self._ask, args=[using], name="taskclaim-check", daemon=True
         )
         self.thread.start()
 
-    def _ask(self, using: str, every: float) -> None:
-        """Note what the check answers; one that raises stops nothing."""
-        use_own_connection(using)
+    def _ask(self, using: str) -> None:
         try:
-            reason = self._check(using)
-            if not isinstance(reason, str | None):
-                raise TypeError(f"a health check returns a reason or None, not {reason!r}")
+            use_own_connection(using)
+            self.note(self._check(using))
         except (NotSupportedError, ConnectionDoesNotExist) as error:
             # It can never be answered, which is no reason to go on without it.
-            reason = str(error)
+            self.note(str(error))
         except BaseException as error:
-            self.note_broken(f"{type(error).__name__}: {error}")
-            return
+            self.note(None, broken=f"{type(error).__name__}: {error}")
         finally:
             connections.close_all()
+
+    def note(self, reason: str | None, *, broken: str = "") -> None:
+        """Stop the models for *reason*, if there is one; why the check is *broken* is logged, once a minute."""
+        if not isinstance(reason, str | None):
+            raise TypeError(f"a health check returns a reason or None, not {reason!r}")
+        every = conf.duration("HEALTH_EVERY").total_seconds()
         until = clock() + max(QUESTIONS_MISSED * every, SHORTEST_STOP)
         # Reports keep 500 characters, without those that a database refuses.
         self.state = ThrottleState(redact(reason)[:500], until) if reason else None
-        self.has_answered = True
-
-    def note_broken(self, why: str) -> None:
-        """Stop nothing, and log the reason once a minute."""
-        self.state, self.has_answered = None, True
-        if clock() - self._warned_at >= WARN_EVERY:
+        # Spread out, so that the processes of a host do not all ask at once.
+        self.due_at = self.asked_at + every * random.uniform(0.75, 1.0)
+        if broken and clock() - self._warned_at >= WARN_EVERY:
             self._warned_at = clock()
             logger.warning(
                 "The health check %s does not work, so it stops nothing: %s",
-                *(self.name, why),
+                *(self.name, broken),
                 extra={"event": "check_broken", "check": self.name},
             )
 
@@ -205,7 +202,7 @@ class Throttles:
 
     def most(self, model: type[Model]) -> float:
         """Return how many rows of *model* a claim may take: 0 before the checks have answered, 1 after a rest."""
-        if not all(check.has_answered for check in self._checks):
+        if any(check.due_at == -math.inf for check in self._checks):
             return 0
         return math.inf if self.trial_since(model) is None else 1
 
@@ -226,7 +223,7 @@ class Throttles:
         asked = [check for check in self._checks if check.thread.is_alive()]
         hanging = [check for check in asked if clock() - check.asked_at > HANGING]
         for check in hanging:
-            check.note_broken(f"it has not answered for {HANGING:g} s")
+            check.note(None, broken=f"it has not answered for {HANGING:g} s")
         due = [check for check in self._checks if check.due_at <= clock() and check not in asked]
         if due and asked == hanging:
             min(due, key=lambda check: check.due_at).begin(self.using)
