@@ -224,12 +224,16 @@ class HeldRow:
             " let it save a copy.copy() of it."
         )
 
-    def is_overdue(self, now: float) -> bool:
-        """Say whether the lease has so little left, by this process's own clock, that it counts as lost."""
+    def has_used(self, share: float, now: float) -> bool:
+        """Say whether more than this share of the lease is over, by this process's own clock."""
         claim = self.claim
         if claim.local_deadline is None:
             return False
-        return claim.local_deadline - now < claim.lease.total_seconds() * (1 - SELF_FENCE)
+        return claim.local_deadline - now < claim.lease.total_seconds() * (1 - share)
+
+    def is_overdue(self, now: float) -> bool:
+        """Say whether the lease has so little left that it counts as lost."""
+        return self.has_used(SELF_FENCE, now)
 
     def may_start(self, now: float) -> bool:
         """Say whether a handler may be called with the row: its claim stands, as far as is known here."""

@@ -44,8 +44,8 @@ class LeaseKeeper:
         self.has_overrun = False
         #: By ``clock()``, when the database last answered the service thread, and when it last was away.
         self.answered_at, self.away_at = clock(), float("-inf")
-        #: By ``clock()``, when leases were last renewed, and when that must be tried again at the latest.
-        self._renewed, self._renew_by = float("-inf"), float("inf")
+        #: By ``clock()``, when leases that the last renewal could not extend are tried again.
+        self._again_at = float("-inf")
 
     def renewal_interval(self) -> float:
         """Return the seconds between two renewals of the shortest lease: of those held, and of the next claims."""
@@ -100,60 +100,50 @@ class LeaseKeeper:
 
     # Renewing
 
-    def renew_when_due(self) -> bool:
-        """Renew the leases that stand, often enough for the shortest of them; True if the database has answered."""
+    def renew_when_due(self) -> None:
+        """Renew the leases that stand once one of them is partly used."""
         # Read once, for both may be a thousand.
         refused = {(claim_columns(one.model).owner, one.key) for one in refusals(None, self.using)}
-        renewables = [held for held in self.inflight.held() if _is_renewable(held, refused)]
-        # By the shortest lease held now, which may be shorter than any at the last renewal.
-        shortest = min((held.claim.lease for held in renewables), default=timedelta.max)
-        pause = random.uniform(0.75, 1.0) * shortest.total_seconds() / RENEWALS_PER_LEASE
-        if not renewables or clock() < min(self._renewed + pause, self._renew_by):
-            return False
+        all_held, began = self.inflight.held(), clock()
+        used = random.uniform(0.75, 1.0) / RENEWALS_PER_LEASE
+        due = (one for one in all_held if one.has_used(used, began) and _is_renewable(one, refused))
+        if began < self._again_at or not any(due):
+            return
+        renewables = [held for held in all_held if _is_renewable(held, refused)]
         renewable = {id(held.carrier()): held for held in renewables}
-        self._renewed = began = clock()
-        # Unless all goes well, again soon: an outage that is over must not cost the rest of a long lease.
-        self._renew_by = again = began + min(RENEW_AGAIN, self.renewal_interval() / 4)
+        # What is not extended now stays due: an outage that is over must not cost the rest of a long lease.
+        self._again_at = began + min(RENEW_AGAIN, self.renewal_interval() / 4)
         outcome = renew(Given([held.row for held in renewable.values()]))
-        # Of many rows that are refused, a few are found each time.
-        self._renew_by = again if outcome.skipped or outcome.refused else float("inf")
         for row in outcome.skipped:
             # Locked, perhaps by its own handler, and seen to stand: no loss until the next look, a second away.
+            claim = renewable[id(row)].claim
+            until_then = claim.lease * (1 - SELF_FENCE) + timedelta(seconds=2)
+            claim.extend(began, min(until_then, claim.lease / 2))
+        for row in outcome.lost:
             held = renewable[id(row)]
-            held.claim.extend(began, held.claim.lease * (1 - SELF_FENCE) + timedelta(seconds=2))
-        # A handler may have ended its claim by itself while the statement was under way.
-        gone = [
-            held
-            for row in outcome.lost
-            if not ((held := renewable[id(row)]).ending or held.claim.ended)
-        ]
-        for held in gone:
-            lost(held, "the renewal found another token")
-        self.inflight.put_back(lambda held: held in gone)
-        return True
+            # A handler may have ended its claim by itself while the statement was under way.
+            if not (held.ending or held.claim.ended):
+                lost(held, "the renewal found another token")
 
     # Overrun handlers
 
     def end_overrun(self) -> None:
         """Wait no more for calls whose time is over, nor for others that may be why they could not end."""
-        running = [(item, item.rows) for item in self.inflight.running()]
-        for item, _ in running:
+        running = [(item, item.rows, item.overran()) for item in self.inflight.running()]
+        # Any of the coroutines may be the one that blocks their event loop.
+        is_blocked = any(late and item.handler.is_async for item, _, late in running)
+        begun = sum(item.handler.is_async and item.has_begun for item, *_ in running)
+        for item, called, late in running:
             if item.will_overrun():
                 item.request_cancel("its timeout is near", too_long=True)
-        late = [(item, called) for item, called in running if item.overran()]
-        for item, called in late:
-            self.has_overrun = True
-            text = f"{named(called[0].row)} overran; it is here:\n{stack_of(item.thread)}"
-            logger.error("%s", redact(text, keep_end=True))
-        coroutines = [one for one in running if one[0].handler.is_async]
-        if any(one in late for one in coroutines):
-            # Any of them may be the one that blocks their event loop.
-            late += [one for one in coroutines if one not in late]
-        begun = [item for item, _ in coroutines if item.has_begun]
-        for item, called in late:
-            alone = len(called) == 1 and not (item.handler.is_async and len(begun) > 1)
-            outcome = _overrun(item.handler, alone=alone) if item.has_begun else NOT_STARTED
-            self.inflight.abandon(item, outcome, item.ran(), called)
+            if late:
+                self.has_overrun = True
+                text = f"{named(called[0].row)} overran; it is here:\n{stack_of(item.thread)}"
+                logger.error("%s", redact(text, keep_end=True))
+            if late or (is_blocked and item.handler.is_async):
+                alone = len(called) == 1 and not (item.handler.is_async and begun > 1)
+                outcome = _overrun(item.handler, alone=alone) if item.has_begun else NOT_STARTED
+                self.inflight.abandon(item, outcome, item.ran(), called)
 
 
 def _is_renewable(held: HeldRow, refused: set[tuple[type[Model], Key]]) -> bool:

@@ -178,11 +178,7 @@ FAULTS = {
     8: [
         fault(
             "A worker that cannot renew takes no claim for lost.",
-            (
-                "worker/batch.py",
-                "* (1 - SELF_FENCE)\n\n    def may_start",
-                "* -1000\n\n    def may_start",
-            ),
+            ("worker/batch.py", "return self.has_used(SELF_FENCE, now)", "return False"),
         ),
         fault(
             "renew() shortens a lease.",

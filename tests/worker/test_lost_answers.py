@@ -107,6 +107,7 @@ def test_a_row_whose_transaction_is_committed_late_is_done_and_not_lost(
     inflight.add(hold(handler, Photo.objects.claim_batch(1)))
     item: Any = inflight.take(0, threading.Event(), is_async=False)
     item.rows[0].claim.unanswered = True
+    item.rows[0].claim.local_deadline = 0.0
     inflight.judge(item, [(item.rows[0], outcome)])
     inflight.settle(item)
     rival = Rival()

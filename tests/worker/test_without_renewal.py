@@ -44,6 +44,14 @@ def nobody_can_write() -> Iterator[None]:
         rival.execute(unlock)
 
 
+def renew(handler: Handler, inflight: InFlight) -> None:
+    """Have what is held renewed, for its leases are nearly over."""
+    for held in inflight.held():
+        held.claim.local_deadline = clock() + 1
+    feed = Feed(handler, WorkerOptions((), "w", "default"))
+    keeper.LeaseKeeper("default", [feed], inflight).renew_when_due()
+
+
 @pytest.mark.promise(8)
 def test_a_handler_hears_that_its_lease_could_not_be_renewed(work: Callable[..., int]) -> None:
     """Nobody else has come, so the lease is renewed in the end, and the row completed."""
@@ -67,11 +75,8 @@ def test_a_renewal_that_is_refused_does_not_put_off_the_loss(transactional_db: N
     make(Photo, 12, note=FROZEN)
     handler, inflight = Handler(Photo, print), InFlight()
     inflight.add(hold(handler, Photo.objects.claim_batch(12)))
-    for held in inflight.held():
-        held.claim.local_deadline = clock() + 1
-    feed = Feed(handler, WorkerOptions((), "w", "default"))
     with refused(Photo):
-        keeper.LeaseKeeper("default", [feed], inflight).renew_when_due()
+        renew(handler, inflight)
     assert all(held.is_overdue(clock()) for held in inflight.held())
 
 
@@ -135,8 +140,7 @@ def test_rows_that_are_refused_are_read_once_for_all_that_are_held(
     for module in (isolating, keeper):
         monkeypatch.setattr(module, "refusals", asked, raising=False)
     isolating._remember(ClaimTarget.of(Photo, "default"), 0, ValueError())
-    options = WorkerOptions((), "w", "default")
-    keeper.LeaseKeeper("default", [Feed(handler, options)], inflight).renew_when_due()
+    renew(handler, inflight)
     assert asked.call_count == 1
 
 
