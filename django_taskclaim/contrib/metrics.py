@@ -32,7 +32,7 @@ from django_taskclaim.monitoring.server import in_time
 from django_taskclaim.states import Status
 from django_taskclaim.switch import claimable_models
 from django_taskclaim.tables import scope_of
-from django_taskclaim.worker.counters import Counts, longest_in, times
+from django_taskclaim.worker.counters import ENDS, Counts, times
 
 LABELS = ("model", "database")
 
@@ -143,8 +143,8 @@ def _read(model: type[Model], alias: str) -> tuple[Overview, Counts]:
 def _histogram(durations: Mapping[int, int]) -> tuple[list[tuple[str, float]], float]:
     """Return how many times were up to which length, and about how many seconds all were together."""
     bounds = [
-        (str(longest_in(last)), float(sum(n for bucket, n in durations.items() if bucket <= last)))
+        (str(ENDS[last]), float(sum(n for bucket, n in durations.items() if bucket <= last)))
         for last in SHOWN
     ]
-    whole = sum(longest_in(bucket) * count for bucket, count in durations.items())
+    whole = sum(ENDS[bucket] * count for bucket, count in durations.items())
     return [*bounds, ("+Inf", float(sum(durations.values())))], whole

@@ -23,6 +23,8 @@ SHORTEST = 0.001
 STEPS_PER_OCTAVE = 2
 #: Two days; what takes longer is counted as that.
 LAST = 55
+#: Where each bucket ends, in seconds.
+ENDS = [SHORTEST * 2 ** (bucket / STEPS_PER_OCTAVE) for bucket in range(LAST + 1)]
 
 #: How many of what, by the names above.
 Counts = Counter[str]
@@ -48,7 +50,7 @@ class Counters:
 
     def count_times(self, model: type[Model], name: str, seconds: Iterable[float]) -> None:
         """Note how long some things took."""
-        found = Counter(bisect_left(ENDS, one) for one in seconds)
+        found = Counter(bisect_left(ENDS, one, hi=LAST) for one in seconds)
         buckets = {f"{name} {bucket}": number for bucket, number in found.items()}
         with self._lock:
             self._by_model[model].update(buckets)
@@ -63,15 +65,6 @@ class Counters:
         with self._lock:
             taken, self._by_model = self._by_model, defaultdict(Counts)
             return taken
-
-
-def longest_in(bucket: int) -> float:
-    """Return where a bucket ends, in seconds."""
-    return float(SHORTEST * 2 ** (bucket / STEPS_PER_OCTAVE))
-
-
-#: Where all buckets but the last one end.
-ENDS = [longest_in(bucket) for bucket in range(LAST)]
 
 
 def times(counts: Counts, name: str) -> dict[int, int]:
