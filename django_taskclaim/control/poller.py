@@ -57,7 +57,7 @@ class Poller:
 
     # Commands
 
-    def look(self) -> bool:
+    def look(self) -> None:
         """Obey the command that a person gave this process."""
         mine = WorkerProcess.objects.using(self.using).filter(name=self.process)
         for command in mine.exclude(command="").values_list("command", flat=True):
@@ -65,11 +65,10 @@ class Poller:
             facts = {"event": "command", "command": command}
             logger.info("%s was told to %s", self.service.options.name, command, extra=facts)
             mine.filter(command=command).update(command="")
-        return True
 
     # Throughput
 
-    def write(self) -> bool:
+    def write(self) -> None:
         """Store what was counted in this minute, and what is left of earlier ones."""
         minute = slot_start(database_time(self.using), MINUTE)
         for model, counts in self.service.counters.take().items():
@@ -79,7 +78,6 @@ class Poller:
             self._store(one)
         # What is counted from now on belongs to another minute.
         self._minutes = {place: one for place, one in self._minutes.items() if one.at >= minute}
-        return True
 
     def _store(self, one: ThroughputMinute) -> None:
         """Write totals, so that a statement that was sent twice does no harm."""

@@ -64,21 +64,18 @@ class Claimer(WorkerThread):
         #: By ``clock()``, until when the connection is taken to be there still.
         self._usable_until = 0.0
 
-    def run(self) -> None:
+    def work(self) -> None:
         connecting.use_own_connection(self.options.using)
         connecting.guard_connections(self.keeper.longest_lease, ours_alone=True)
         failures = 0
-        try:
-            while not self._is_over():
-                self.looks = 0
-                if self.attempt(WORK, self._turn) is None:
-                    failures = 0
-                else:
-                    failures += 1
-                    self._rest(failures)
-            self.attempt(WORK, self._end)
-        finally:
-            connecting.close_all()
+        while not self._is_over():
+            self.looks = 0
+            if self.attempt(WORK, self._turn) is None:
+                failures = 0
+            else:
+                failures += 1
+                self._rest(failures)
+        self.attempt(WORK, self._end)
 
     def _end(self) -> None:
         """Give back rows on which nobody works, before there is nobody left to do it."""

@@ -72,20 +72,16 @@ class Executor(WorkerThread):
 class HandlerThread(Executor):
     """One thread for plain functions, with a database connection of its own if they ask for one."""
 
-    def run(self) -> None:
+    def work(self) -> None:
         self._bound_transactions()
-        self.started.set()
-        try:
-            while not self.leaving.is_set():
-                item = self.inflight.take(LOOK, self.leaving, is_async=False)
-                if item is None:
-                    self._tidy_up(idle=True)
-                else:
-                    self._work(item)
-        finally:
-            connecting.close_all()
+        while not self.leaving.is_set():
+            item = self.inflight.take(LOOK, self.leaving, is_async=False)
+            if item is None:
+                self._tidy_up(idle=True)
+            else:
+                self._run(item)
 
-    def _work(self, item: WorkItem) -> None:
+    def _run(self, item: WorkItem) -> None:
         try:
             self._bound_transactions(item.rows[0].claim.lease)
             with working_on(item.handler.model):
@@ -107,13 +103,12 @@ class LoopThread(Executor):
     #: The longest lease when transactions were last bounded by it.
     _longest = timedelta()
 
-    def run(self) -> None:
-        asyncio.run(self._run())
+    def work(self) -> None:
+        asyncio.run(self._work())
 
-    async def _run(self) -> None:
+    async def _work(self) -> None:
         await self._follow_leases()
         self.running.orm_thread = await sync_to_async(threading.get_ident)()
-        self.started.set()
         working: set[asyncio.Task[None]] = set()
         while not self.leaving.is_set():
             # What waits already needs no other thread to wait for it.
@@ -123,7 +118,7 @@ class LoopThread(Executor):
             if item is None:
                 await sync_to_async(self._tidy_up)(idle=True)
                 continue
-            working.add(task := asyncio.create_task(self._work(item)))
+            working.add(task := asyncio.create_task(self._run(item)))
             task.add_done_callback(working.discard)
         await sync_to_async(connecting.close_all)()
 
@@ -132,7 +127,7 @@ class LoopThread(Executor):
             self._longest = longest
             await sync_to_async(self._bound_transactions)()
 
-    async def _work(self, item: WorkItem) -> None:
+    async def _run(self, item: WorkItem) -> None:
         try:
             await self._follow_leases()
             with working_on(item.handler.model):

@@ -67,7 +67,7 @@ class Process:
     def run(self, signals: StopSignals, send: Callable[[bytes], None]) -> ExitCode:
         """Work until the work is done or a stop is over, and return how the process ends.
 
-        It sends ``ready`` once all threads work, and then a sign of life each second.
+        It sends a sign of life each second, the first one before its first claim.
         """
         for thread in self.threads:
             thread.start()
@@ -80,18 +80,16 @@ class Process:
                 is_stopping = True
                 running, facts = len(self.inflight.running()), {"event": "stopping"}
                 logger.info("%s stops, %d running", self.options.name, running, extra=facts)
-            starts = self.claimer not in self.threads
-            if starts and all(thread.started.is_set() for thread in self.threads):
-                # Before the first claim, so that a row that kills this process at once is no failed start.
-                send(b"ready")
-                self.threads.append(self.claimer)
-                self.claimer.start()
             self.service.keeper.fence()
             if clock() >= sign_due:
                 sign_due = clock() + SIGN_EVERY
                 faults = self.faults()
                 if not faults:
                     send(b"alive")
+                    if self.claimer not in self.threads:
+                        # After the sign: a row that kills this process at once is no failed start.
+                        self.threads.append(self.claimer)
+                        self.claimer.start()
                 elif not self._deadlines:
                     self._recycle(faults)
         return self._finish()
@@ -132,14 +130,9 @@ class Process:
     # Whether it is well
 
     def faults(self) -> list[str]:
-        """Return why only a new process helps: threads that have died or hang, and a handler that has overrun.
-
-        A process that stops needs no claimer.
-        """
+        """Return why only a new process helps: threads that have died or hang, and a handler that has overrun."""
         faults = ["a handler has overrun"] if self.service.keeper.has_overrun else []
         for thread in self.threads:
-            if thread is self.claimer and self._deadlines:
-                continue
             if not thread.is_alive():
                 faults.append(f"the thread {thread.name} has died")
             elif thread.hangs():

@@ -55,15 +55,13 @@ class Calls:
         #: The session of this thread that listens.
         self._session: Any = None
 
-    def listen(self) -> bool:
-        """See to it that this thread's session listens; True if the database was asked and has answered."""
-        if not self._feeds or self._is_listening():
-            return False
-        self._session = listen(connections[self._using])
-        # What came in before is for the next poll, unless somebody looks now.
-        for feed in self._feeds:
-            self._hear(feed.table)
-        return True
+    def listen(self) -> None:
+        """See to it that this thread's session listens."""
+        if self._feeds and not self._is_listening():
+            self._session = listen(connections[self._using])
+            # What came in before is for the next poll, unless somebody looks now.
+            for feed in self._feeds:
+                self._hear(feed.table)
 
     def wait(self, seconds: float, leaving: threading.Event) -> None:
         """Take the calls that come within so many seconds; where none can come, wait for *leaving* so long."""
@@ -93,8 +91,7 @@ class Duty:
 
     #: As in "… failed".
     name: str
-    #: True if the database was asked and has answered.
-    job: Callable[[], bool | None]
+    job: Callable[[], object]
     #: Seconds until the next time; 0 for each round.
     every: float = 0.0
     #: Whether it is done once more when the process ends.
@@ -144,41 +141,38 @@ class Service(WorkerThread):
 
     # The thread
 
-    def run(self) -> None:
+    def work(self) -> None:
         connecting.use_own_connection(self.options.using)
-        self.started.set()
-        try:
-            while not self.leaving.is_set():
+        while not self.leaving.is_set():
+            # Each time, for an error may have replaced the connection.
+            with connections[self.options.using].execute_wrapper(self._note_answer):
                 self._round()
-            for duty in self._duties:
-                if duty.at_end:
-                    self._guarded(duty.name, duty.job)
-        finally:
-            connecting.close_all()
+        for duty in self._duties:
+            if duty.at_end:
+                self._guarded(duty.name, duty.job)
+
+    def _note_answer(self, execute: Callable[..., Any], *statement: object) -> Any:
+        answer = execute(*statement)
+        self.keeper.answered_at = clock()
+        return answer
 
     def _round(self) -> None:
         connecting.guard_connections(self.keeper.longest_lease, ours_alone=True)
-        patience = self.keeper.renewal_interval() / 2
         for duty in self._duties:
             began = clock()
             if began < duty.due:
                 continue
             self._guarded(duty.name, duty.job)
             duty.due = clock() + duty.every * random.uniform(0.75, 1.0)
-            if clock() - began > patience:
-                # The database was silent: leases first.
+            if clock() - began > 2 * TICK:
+                # The database was silent for a while: leases first.
                 self._guarded("renewing leases", self.keeper.renew_when_due)
 
-    def _guarded(self, what: str, job: Callable[[], bool | None]) -> None:
+    def _guarded(self, what: str, job: Callable[[], object]) -> None:
         """Do one duty; trouble with the database spoils no other duty and is remembered."""
         self.looks = 0
-
-        def do() -> None:
-            if job():
-                self.keeper.answered_at = clock()
-
         # The leases of this process depend on this thread going on.
-        error = self.attempt(what, do)
+        error = self.attempt(what, job)
         if error and not (contention.is_contention(error) or contention.is_refusal(error)):
             self.keeper.away_at = clock()
             for feed in self.feeds:
@@ -196,13 +190,14 @@ class Service(WorkerThread):
         why = stops.throttled or self.throttles.reason_for(feed.model)
         return f"throttled: {why}" if why else ""
 
-    def _read_switch_when_it_matters(self) -> bool:
+    def _read_switch_when_it_matters(self) -> None:
         is_stopped = any(map(self.stop_of, self.feeds))
         # An idle process asks, too, to know that it could renew.
         is_silent = clock() - self.keeper.answered_at >= self.keeper.renewal_interval()
-        return bool(is_stopped or self.inflight.held() or is_silent) and self.read_switch()
+        if is_stopped or is_silent or self.inflight.held():
+            self.read_switch()
 
-    def read_switch(self) -> bool:
+    def read_switch(self) -> None:
         """Look which models are stopped, by a person or for everybody, and note the overrides.
 
         What has not started of a model that is stopped goes back. Each claim finds a stop out for itself; this is for
@@ -222,17 +217,14 @@ class Service(WorkerThread):
                 feed.called = clock()
                 self.inflight.wake()
         self.keeper.longest_lease = max(feed.lease() for feed in self.feeds)
-        return True
 
     # The rest
 
-    def _reap(self, feed: Feed) -> bool:
-        put_back = feed.reaper.turn(int(conf.setting("CHUNK_SIZE")))
-        if put_back:
+    def _reap(self, feed: Feed) -> None:
+        if put_back := feed.reaper.turn(int(conf.setting("CHUNK_SIZE"))):
             self.counters.count(feed.model, expired=put_back)
-        return put_back is not None
 
-    def _report(self) -> bool:
+    def _report(self) -> None:
         """Log the counts where they have changed, and write the row of the process."""
         counters, held = self.counters, len(self.inflight.held())
         now = (counters.done, counters.failed, held)
@@ -256,18 +248,16 @@ class Service(WorkerThread):
         if not rows.filter(name=self.process).update(**facts):
             facts |= {"labels": self.options.labels, "started_at": DatabaseNow()}
             rows.create(name=self.process, **facts)
-        return True
 
     def _sign_off(self) -> None:
         WorkerProcess.objects.using(self.options.using).filter(name=self.process).delete()
 
 
-def in_pieces(prune: Callable[[str], bool], using: str) -> bool:
+def in_pieces(prune: Callable[[str], bool], using: str) -> None:
     """Have *prune* delete what is old piece after piece, for a moment only: leases have to be renewed."""
     end, is_done = clock() + PRUNE_FOR, False
     while not is_done and clock() < end:
         is_done = prune(using)
-    return True
 
 
 def prune(using: str) -> bool:

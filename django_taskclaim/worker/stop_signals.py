@@ -7,10 +7,10 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from django.db import connections
 
@@ -18,6 +18,8 @@ from django_taskclaim.claim import clock
 
 #: Signals that ask a worker to stop. A child does not count its own, because a process group gets them all.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+T = TypeVar("T")
 
 #: How many seconds a silent database may hold up the start.
 PATIENCE = 10.0
@@ -39,18 +41,16 @@ def leave_at_last(seconds: float, code: int) -> None:
     last.start()
 
 
-def run_unless_stopped(question: Callable[[], None]) -> None:
-    """Wait for *question*, but no longer than PATIENCE; a stop signal ends the process with 0.
+def found_unless_stopped(search: Iterable[T]) -> list[T]:
+    """Return what *search* finds within PATIENCE; a stop signal ends the process with 0.
 
     It runs in another thread, because a driver that waits for a silent database may react to no signal.
     """
-    errors: list[BaseException] = []
+    found: list[T] = []
 
     def ask() -> None:
         try:
-            question()
-        except BaseException as error:
-            errors.append(error)
+            found.extend(search)
         finally:
             connections.close_all()
 
@@ -61,8 +61,7 @@ def run_unless_stopped(question: Callable[[], None]) -> None:
         if hasattr(signal, "sigpending") and signal.sigpending() & {*STOP_SIGNALS}:
             leave(0)
         thread.join(0.02)
-    for error in errors:
-        raise error
+    return found
 
 
 class StopSignals:
@@ -71,6 +70,7 @@ class StopSignals:
     def __init__(self) -> None:
         # The one queue that a signal handler may write to while its thread reads.
         self._came = SimpleQueue[int]()
+        self._pid = os.getpid()
         self._before: dict[int, Any] = {one: signal.signal(one, self) for one in STOP_SIGNALS}
         self._blocked: set[int | signal.Signals] = set()
         if hasattr(signal, "pthread_sigmask"):
@@ -79,6 +79,10 @@ class StopSignals:
 
     def __call__(self, number: int, frame: object) -> None:
         """Be the handler of the signals."""
+        if os.getpid() != self._pid:
+            # They end a process that a handler has forked.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         self._came.put(number)
 
     def close(self) -> None:
@@ -93,18 +97,6 @@ class StopSignals:
             self._came.get(timeout=seconds)
             return True
         return False
-
-
-def _forget_signals() -> None:
-    """Let signals end a process that a handler forks."""
-    # The hook cannot be removed; it does nothing where no worker notes them.
-    if isinstance(signal.getsignal(signal.SIGTERM), StopSignals):
-        for one in STOP_SIGNALS:
-            signal.signal(one, signal.SIG_DFL)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_signals)
 
 
 def run_spawned(options: bytes, link: Connection, memory: object) -> None:

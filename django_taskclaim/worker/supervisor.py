@@ -36,7 +36,7 @@ class Child:
     process: SpawnProcess | None = None
     #: Until it has ended and all that it sent is read.
     link: Connection | None = None
-    #: What the process has sent: ``ready``, and ``exiting`` when it ends as asked, so its exit code can be trusted.
+    #: What the process has sent: ``alive``, and ``exiting`` when it ends as asked, so its exit code can be trusted.
     sent: set[bytes] = field(default_factory=set)
     sign_at: float = 0.0
     failed_starts: int = 0
@@ -48,7 +48,7 @@ class Child:
     @property
     def is_well(self) -> bool:
         """Whether it works and has sent a sign of life lately, or has ended as asked."""
-        is_alive = b"ready" in self.sent and clock() - self.sign_at < SIGN_WITHIN
+        is_alive = b"alive" in self.sent and clock() - self.sign_at < SIGN_WITHIN
         return is_alive or self.code is not None
 
     def start(self) -> None:
@@ -68,30 +68,26 @@ class Child:
         theirs.close()
         self.process, self.link, self.sent = process, ours, set()
 
-    def receive(self) -> None:
-        """Read what the process has sent since the last time."""
+    def look(self) -> int | None:
+        """Read what the process has sent since the last time, and return its exit code if it has ended since."""
+        # In this order: what it sent right before its end counts.
+        code = None if self.process is None else self.process.exitcode
         try:
             while self.link is not None and self.link.poll():
                 self.sent.add(self.link.recv_bytes())
                 self.sign_at = clock()
         except (EOFError, OSError):
-            # It has ended; its exit code says how.
+            # It has ended, or is about to; its exit code says how.
             self.link = None
+        if code is not None:
+            self.process = self.link = None
+        return code
 
     def stop(self, grace: float) -> None:
         """Tell the process how many seconds running rows may go on; one that has just ended does not read it."""
         with contextlib.suppress(OSError):
             if self.link is not None:
                 self.link.send(grace)
-
-    def bury(self) -> int | None:
-        """Return the exit code of a process that has ended since the last time, else None."""
-        if self.process is None or (code := self.process.exitcode) is None:
-            return None
-        self.receive()
-        self.process.close()
-        self.process, self.link = None, None
-        return code
 
 
 class Supervisor:
@@ -111,7 +107,8 @@ class Supervisor:
             try:
                 # Its first turn hears a signal that came while the command parsed its options.
                 while self._turn(signals):
-                    self._wait()
+                    # The end of a child closes its link.
+                    wait([child.link for child in self.children if child.link], LOOK_EVERY)
                 return self._exit_code()
             finally:
                 for child in self.children:
@@ -123,8 +120,7 @@ class Supervisor:
         while signals.came():
             self._stop()
         for child in self.children:
-            child.receive()
-            if (code := child.bury()) is not None:
+            if (code := child.look()) is not None:
                 self._judge(child, code)
             if child.process is None and child.code is None and clock() >= child.start_at:
                 self._start(child)
@@ -142,12 +138,6 @@ class Supervisor:
             # The others go on, and this one is tried again.
             logger.error("%s could not be started: %s", child.options.name, error)
             child.start_at = clock() + NO_ROOM
-
-    def _wait(self) -> None:
-        """Wait a moment for a message of a child, or its end."""
-        links = [child.link for child in self.children if child.link is not None]
-        ends = [child.process.sentinel for child in self.children if child.process is not None]
-        wait([*links, *ends], LOOK_EVERY)
 
     # Ending
 
@@ -175,7 +165,7 @@ class Supervisor:
 
     def _restart(self, child: Child, code: int) -> None:
         name = child.options.name
-        child.failed_starts = 0 if b"ready" in child.sent else child.failed_starts + 1
+        child.failed_starts = 0 if b"alive" in child.sent else child.failed_starts + 1
         if child.failed_starts >= HOPELESS:
             logger.error("%s died %d times before it was ready; giving up", name, HOPELESS)
             child.code = ExitCode.CUT_SHORT
@@ -187,6 +177,5 @@ class Supervisor:
         logger.error("%s %s; a new one starts in %.1f s", name, how, pause)
 
     def _exit_code(self) -> int:
-        codes = {child.code for child in self.children}
-        worst = (ExitCode.CUT_SHORT, ExitCode.WORK_LEFT)
-        return next((code for code in worst if code in codes), ExitCode.ENDED)
+        codes = [child.code or ExitCode.ENDED for child in self.children]
+        return ExitCode.CUT_SHORT if ExitCode.CUT_SHORT in codes else max(codes)

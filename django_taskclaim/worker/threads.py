@@ -6,7 +6,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from django_taskclaim.connecting import drop_broken
+from django_taskclaim.connecting import close_all, drop_broken
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import log_rarely
@@ -26,10 +26,21 @@ class WorkerThread(threading.Thread):
     def __init__(self, options: WorkerOptions, inflight: InFlight, name: str) -> None:
         super().__init__(name=f"taskclaim-{name}", daemon=True)
         self.options, self.inflight = options, inflight
-        #: Set by this thread once it is at work, and by others when it is to end.
-        self.started, self.leaving = threading.Event(), threading.Event()
+        #: Set when it is to end.
+        self.leaving = threading.Event()
         #: How often it was looked at since it began a part of its work; never, where a part may take its time.
         self.looks = -math.inf
+
+    def run(self) -> None:
+        """Work, and close the connections that this thread has opened, however that ends."""
+        try:
+            self.work()
+        finally:
+            close_all()
+
+    def work(self) -> None:
+        """Do what this thread is for, until it is to leave."""
+        raise NotImplementedError
 
     def leave(self) -> None:
         """Let it begin nothing more, and end once the work under way is done."""

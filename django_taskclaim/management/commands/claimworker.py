@@ -30,7 +30,6 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -55,7 +54,7 @@ from django_taskclaim.switch import holds
 from django_taskclaim.worker.options import HOW_TO_HANDLE, ExitCode, WorkerOptions
 from django_taskclaim.worker.process import run_in_process
 from django_taskclaim.worker.records import log_to_console
-from django_taskclaim.worker.stop_signals import STOP_SIGNALS, leave, run_unless_stopped
+from django_taskclaim.worker.stop_signals import STOP_SIGNALS, found_unless_stopped, leave
 
 
 class Command(ClaimCommand):
@@ -117,7 +116,7 @@ class Command(ClaimCommand):
         try:
             worker.handlers()
             # A worker starts although its database is away, but not without its tables.
-            run_unless_stopped(partial(refuse, lacking(self.where), ExitCode.CUT_SHORT))
+            refuse(found_unless_stopped(lacking(self.where)), ExitCode.CUT_SHORT)
         except LookupError as error:
             raise UsageError(str(error)) from error
         except RuntimeError as error:
