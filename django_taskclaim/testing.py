@@ -14,7 +14,6 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import Error, connections, models, router, transaction
 
 from django_taskclaim.claim import clock, new_holder
-from django_taskclaim.connecting import left_open
 from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.worker.batch import HeldRow, WorkItem, hold
 from django_taskclaim.worker.counters import Counters
@@ -123,9 +122,6 @@ class _Inline(Running):
     A worker's plain handler runs without a transaction, where a database error spoils nothing that comes after it.
     """
 
-    #: The aliases on which blocks were open as the handler was called.
-    _within: list[str]
-
     def _call(self, item: WorkItem) -> Answer:
         answer = Answer()
         with ExitStack() as savepoints:
@@ -137,7 +133,7 @@ class _Inline(Running):
                 # A database error that the handler has swallowed comes again as the savepoint ends.
                 savepoints.enter_context(suppress(Error))
                 savepoints.enter_context(savepoint)
-            self._within = [one.alias for one in within]
+            self.within = [one.alias for one in within]
             answer = super()._call(item)
             for connection in within:
                 spoiled = connection.needs_rollback or isinstance(answer.error, Error)
@@ -147,6 +143,3 @@ class _Inline(Running):
             return answer
         # It ends the test rather than the row: Ctrl-C, and what test runners have for failing and skipping.
         raise error
-
-    def _left_open(self) -> list[str]:
-        return left_open(but_for=self._within)

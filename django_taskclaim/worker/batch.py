@@ -216,11 +216,11 @@ class HeldRow:
     def without_results(self) -> Permanent | None:
         """Return an error where nobody knows what the handler wanted written of this row."""
         self.carrier()
-        names = [*self.handler.update_fields]
-        if not self.remade or not names:
+        names = self.handler.update_fields
+        if not (self.remade and names):
             return None
         return Permanent(
-            f"The handler saved its instance as another row, so what {listed(names)} shall be here is not known:"
+            f"The handler saved its instance as another row, so what {listed([*names])} shall be here is not known:"
             " let it save a copy.copy() of it."
         )
 
@@ -265,6 +265,8 @@ class WorkItem:
     #: By ``clock()``, when the call began, and the thread that it runs in.
     started: float = math.inf
     thread: int | None = None
+    #: Whether the database was away since then, once that has been asked.
+    was_away: bool | None = None
     #: Nobody waits for the call any more, which may still be under way.
     abandoned: bool = False
     #: What the handler was given, with its values, where columns are looked for that it sets in vain.

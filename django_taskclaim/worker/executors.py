@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
@@ -27,16 +29,22 @@ class Executor(WorkerThread):
     def __init__(self, service: Service, name: str) -> None:
         super().__init__(service.options, service.inflight, name)
         self.service = service
-        self.throttles = service.throttles
         self.running = Running(self.options.using, self.inflight, service.keeper)
 
-    def _settle(self, item: WorkItem) -> None:
+    @contextmanager
+    def _working_on(self, item: WorkItem) -> Iterator[None]:
+        """Let go of the item after the block. An error leaves its rows to their leases, and the thread goes on."""
+        try:
+            with working_on(item.handler.model):
+                yield
+        except BaseException as error:
+            broken(f"{named(item.rows[0].row)} could not be run", error)
         if not self.inflight.settle(item):
             logger.warning(
                 "%s came back after its time was over; its result is not written",
                 named(item.rows[0].row),
             )
-        elif breaker := self.throttles.breakers.get(item.handler.model):
+        elif breaker := self.service.throttles.breakers.get(item.handler.model):
             self._inform(breaker, item)
 
     def _inform(self, breaker: CircuitBreaker, item: WorkItem) -> None:
@@ -82,19 +90,12 @@ class HandlerThread(Executor):
                 self._run(item)
 
     def _run(self, item: WorkItem) -> None:
-        try:
+        with self._working_on(item):
             self._bound_transactions(item.rows[0].claim.lease)
-            with working_on(item.handler.model):
-                is_unheard = item.handler.model not in self.throttles.breakers
-                self.running.run(item, with_next=is_unheard)
-        except BaseException as error:
-            # The thread goes on; without a result the rows are left to their leases.
-            broken(f"{named(item.rows[0].row)} could not be run", error)
-            connecting.drop_broken(self.options.using)
-        finally:
-            self._settle(item)
-            if connecting.has_opened(threading.get_ident()):
-                self._tidy_up()
+            is_unheard = item.handler.model not in self.service.throttles.breakers
+            self.running.run(item, with_next=is_unheard)
+        if connecting.has_opened(threading.get_ident()):
+            self._tidy_up()
 
 
 class LoopThread(Executor):
@@ -128,13 +129,8 @@ class LoopThread(Executor):
             await sync_to_async(self._bound_transactions)()
 
     async def _run(self, item: WorkItem) -> None:
-        try:
+        with self._working_on(item):
             await self._follow_leases()
-            with working_on(item.handler.model):
-                await self.running.arun(item)
-        except BaseException as error:
-            broken(f"{named(item.rows[0].row)} could not be run", error)
-        finally:
-            self._settle(item)
-            if connecting.has_opened(self.running.orm_thread):
-                await sync_to_async(self._tidy_up)()
+            await self.running.arun(item)
+        if connecting.has_opened(self.running.orm_thread):
+            await sync_to_async(self._tidy_up)()

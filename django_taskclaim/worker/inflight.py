@@ -83,15 +83,16 @@ class InFlight:
     def take_next(self, item: WorkItem) -> HeldRow | None:
         """Note the row of an item as done, and start the next one of its claim as part of the same item.
 
-        None, and nothing noted, where that row is the last of the claim, or other models are next.
+        None, and nothing noted, where that row is the last of the claim, may not start, or other models are next.
         """
         with self._lock:
-            left = len(item.rest)
+            left, now = len(item.rest), clock()
             if left <= 1 or len(self._waiting) > 1 or item not in self._running:
+                return None
+            if not item.rest[0].may_start(now):
                 return None
             if left == self.low:
                 self._changed.notify_all()
-            now = clock()
             item.rows[0].ran = now - item.started
             self._add_done(item.rows, now)
             held = item.rest.popleft()

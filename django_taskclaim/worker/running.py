@@ -5,31 +5,30 @@ That is decided here once, for functions and for coroutines.
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import connections, models, transaction
 
 from django_taskclaim.awaitables import refuse_not_run
-from django_taskclaim.claim import Ended, clock, standing_claim
+from django_taskclaim.claim import clock, standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.companions import hand_out, lacks_source, load_sources
 from django_taskclaim.connecting import (
     begin_handler,
-    drop_broken,
+    close_all,
     ensure_all_usable,
     ensure_usable,
     has_opened,
     left_open,
 )
-from django_taskclaim.contention import TROUBLE, Meaning, is_contention, is_refusal, meaning_of
+from django_taskclaim.contention import Meaning, is_contention, is_refusal, meaning_of
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe
-from django_taskclaim.exceptions import ClaimLost, SourceGone, TaskClaimError
+from django_taskclaim.exceptions import SourceGone, TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.completing import complete
 from django_taskclaim.querysets.scope import ClaimTarget, unbroken_transaction
@@ -40,6 +39,7 @@ from django_taskclaim.worker.batch import (
     DONE,
     NOT_STARTED,
     Ambiguous,
+    Failed,
     HeldRow,
     Outcome,
     PutBack,
@@ -48,7 +48,7 @@ from django_taskclaim.worker.batch import (
 )
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper, outlived
-from django_taskclaim.worker.records import broken, logger, lost, named
+from django_taskclaim.worker.records import broken, logger, named
 
 SWALLOWED = (
     "The handler swallowed a database error, or ended its transaction, so nothing it wrote was kept"
@@ -66,16 +66,10 @@ class Answer:
     completed: bool = False
 
 
-#: Says whether the database was away since a call began.
-Asked: TypeAlias = Callable[[], bool]
-
-#: What nearly all calls come to.
-NOTHING_SAID = Answer()
-
 #: An outage charges no row.
 AWAY = PutBack("the database was away", timedelta(seconds=1))
 
-#: For so many seconds after a COMMIT a connection is taken to be there still, and not asked.
+#: For so many seconds after a call began its connection is taken to be there still, and not asked.
 USED_LATELY = 0.25
 
 
@@ -85,8 +79,7 @@ def prepare(handler: Handler, rows: Sequence[object]) -> list[Any]:
     That is the sources of companions, all in one query; a row whose source cannot be read fails with the error.
     """
     unreadable = load_sources(rows) if handler.needs_source else []
-    if unreadable:
-        fail_unreadable(unreadable)
+    fail_unreadable(unreadable)
     failed = {id(row) for row, _ in unreadable}
     return [row for row in rows if id(row) not in failed]
 
@@ -94,13 +87,15 @@ def prepare(handler: Handler, rows: Sequence[object]) -> list[Any]:
 class Running:
     """Runs items and says what became of their rows; all but an atomic handler's completion is written later."""
 
+    #: Aliases on which transactions of a caller's are open, and stay so.
+    within: Sequence[str] = ()
+
     def __init__(self, using: str, inflight: InFlight, keeper: LeaseKeeper) -> None:
         self.using = using
         self.inflight = inflight
         self.keeper = keeper
+        #: By ``clock()``, when this thread's connections were last looked at.
         self._looked = clock()
-        #: By ``clock()``, when an atomic handler was last committed.
-        self._used = 0.0
         #: Where Django's own async methods have their connections, for coroutines.
         self.orm_thread = 0
 
@@ -109,226 +104,182 @@ class Running:
 
         *with_next* lets it take the next rows of the claim as well, as long as there is nothing to say of any of them.
         """
-        if item.rows[0].batch.quarantined:
-            if not self._note_start(item):
-                return
-        elif with_next and self._may_run_on(item.handler) and (answer := self._run_on(item)):
+        if called := self._begin(item):
+            item.begin(called)
+            runs_on = with_next and self._may_run_on(item)
+            answer = self._run_on(item) if runs_on else self._call(item)
             self._judge(item, self._look_back(item, answer))
-            return
-        if self._begin(item):
-            self._judge(item, self._call(item))
 
-    def _may_run_on(self, handler: Handler) -> bool:
-        """Say whether a row of this handler needs nothing but a call of its function, which uses no database."""
+    def _may_run_on(self, item: WorkItem) -> bool:
+        """Say whether the rows need nothing but calls of the function, which uses no database."""
+        handler = item.handler
         needs_more = handler.batch or handler.atomic or handler.needs_source or handler.has_ranges
-        return not (
-            needs_more or unsaved_columns(handler).left or has_opened(threading.get_ident())
-        )
+        return not (needs_more or item.before or has_opened(threading.get_ident()))
 
-    def _run_on(self, item: WorkItem) -> Answer | None:
+    def _run_on(self, item: WorkItem) -> Answer:
         """Call the function with row after row until more is to be said of one than that it is done.
 
-        Returns the answer about that row, which is the item's now; None where it has not been called.
+        Returns the answer about that row, which is the item's now.
         """
         function, thread, held = item.handler.function, threading.get_ident(), item.rows[0]
-        item.begin(item.rows)
         try:
             begin_handler(self.using, atomic=False)
             # This loop runs for each row of each claim.
-            while held.may_start(item.started):
+            while True:
                 if (answer := function(held.row)) is not None:
                     refuse_not_run(answer, function)
                 is_untouched = standing_claim(held.row) is held.claim and not has_opened(thread)
                 if not is_untouched or (following := self.inflight.take_next(item)) is None:
-                    return NOTHING_SAID
+                    return Answer()
                 held = following
         except BaseException as error:
             return Answer(error=error)
-        return None
 
     async def arun(self, item: WorkItem) -> None:
         """Run *item* on the event loop of this thread, and note the results there."""
-        is_quarantined = item.rows[0].batch.quarantined
-        if is_quarantined and not await sync_to_async(self._note_start)(item):
+        if item.rows[0].batch.quarantined:
+            called = await sync_to_async(self._begin)(item)
+        else:
+            called = self._begin(item)
+        if not called:
             return
-        if not self._begin(item):
-            return
+        item.begin(called)
         answer = await self._acall(item)
-        if answer.error is None and not item.handler.batch:
+        if item.before or has_opened(self.orm_thread):
+            answer = await sync_to_async(self._look_back)(item, answer)
+        if answer.error is None and answer.said is None:
             self._judge(item, answer)
         else:
             # It may have to wait for news of the database, and must not keep the event loop from turning.
-            await sync_to_async(self._judge, thread_sensitive=False)(item, answer)
+            await sync_to_async(self._judge_apart, thread_sensitive=False)(item, answer)
 
-    def _note_start(self, item: WorkItem) -> bool:
-        """Write down that a row which may kill its worker starts, right before it does; False, and judged, if not.
+    def _begin(self, item: WorkItem) -> list[HeldRow]:
+        """Return the rows that the handler can be called with; what becomes of the others is noted."""
+        now, called = clock(), list[HeldRow]()
+        others: list[tuple[HeldRow, Outcome]] = []
+        for held in item.rows:
+            if (outcome := self._before_call(held, now)) is None:
+                called.append(held)
+            else:
+                others.append((held, outcome))
+        if others:
+            self.inflight.judge(item, others)
+        item.before = unsaved_columns(item.handler).before([held.row for held in called])
+        return called
 
-        If its worker ends from here on, the row has failed. Otherwise it was not started, and has killed nobody.
-        """
-        (held,) = item.rows
-        if not held.may_start(clock()):
-            # It will not be called, so it must not seem to have started.
-            return True
-        try:
-            ensure_usable(self.using)
-            note_start(held.row)
-        except ClaimLost:
-            lost(held, "before it could begin")
-            self.inflight.judge(item, [(held, Ended())])
-        except Exception as error:
-            drop_broken(self.using)
-            why = f"it could not be started: {describe(error)}"
-            self.inflight.judge(item, [(held, PutBack(why))])
-        else:
-            return True
-        return False
+    def _before_call(self, held: HeldRow, now: float) -> Outcome | None:
+        """Return what becomes of a row that cannot be called with; None for others, noted as started if quarantined."""
+        if not held.may_start(now):
+            # One half of a batch may have ended the claims of the other.
+            return held.claim.how_ended() or NOT_STARTED
+        if held.handler.needs_source and lacks_source(held.row):
+            return judged(held.row, SourceGone([held.row]))
+        if held.batch.quarantined:
+            try:
+                self._look_at_connections()
+                # If its worker ends from here on, the row has killed it. Before, the row has not started.
+                note_start(held.row)
+            except Exception as error:
+                return PutBack(f"it could not be started: {describe(error)}")
+        return None
+
+    # What the answers mean
 
     def _judge(self, item: WorkItem, answer: Answer) -> None:
         """Note what became of the rows of a call, or have it made again with halves of them."""
-        now, called = clock(), item.rows
-        # It waits for news of the database, so it is asked once for all rows.
-        was_away = cache(partial(self.keeper.was_away_since, item.started))
-        outcomes = self._outcomes(called, answer, was_away)
-        if outcomes is None:
-            for held in called:
-                held.carrier()
+        now, called, error = clock(), item.rows, answer.error
+        said = list(zip(called, answer.said or [error] * len(called), strict=True))
+        outcomes = [self._outcome(item, held, one) for held, one in said]
+        # One error may be that of many rows.
+        late = {id(one): (held, one) for held, one in said if one is not None and held.claim.ended}
+        for held, one in late.values():
+            broken(f"{named(held.row)}: its handler or a hook raised after its claim ended", one)
+        has_failed = error is not None and any(isinstance(one, Failed) for one in outcomes)
+        if answer.completed:
+            pairs = zip(called, outcomes, strict=True)
+            outcomes = [_after_commit(item, error, held, one) for held, one in pairs]
+        elif len(called) > 1 and (has_failed or (item.handler.atomic and error is None)):
+            # An atomic call is done as a whole or not at all, and an error may be that of one row.
+            why = "an outcome that is not done" if error is None else type(error).__name__
+            logger.warning(
+                "%d rows of %s came to %s together; they are run in halves",
+                *(len(called), item.handler.model._meta.label, why),
+                extra={"event": "halved", "rows": len(called)},
+            )
             self.inflight.halve(item)
             return
         # Each row's share, so that they add up to what the call took.
         ran = (now - item.started) / len(called)
         self.inflight.judge(item, zip(called, outcomes, strict=True), ran)
 
-    def _begin(self, item: WorkItem) -> bool:
-        """Begin the call with the rows that the handler can be called with, if any; the others are judged."""
-        now, called = clock(), list[HeldRow]()
-        others: list[tuple[HeldRow, Outcome]] = []
-        for held in item.rows:
-            if not held.may_start(now):
-                # One half of a batch may have ended the claims of the other.
-                others.append((held, held.claim.how_ended() or NOT_STARTED))
-            elif item.handler.needs_source and lacks_source(held.row):
-                others.append((held, judged(held.row, SourceGone([held.row]))))
-            else:
-                called.append(held)
-        if others:
-            self.inflight.judge(item, others)
-        if called:
-            item.before = unsaved_columns(item.handler).before([held.row for held in called])
-            item.begin(called)
-        return bool(called)
+    def _judge_apart(self, item: WorkItem, answer: Answer) -> None:
+        """Do what ``_judge`` does in a thread that keeps no connection."""
+        try:
+            self._judge(item, answer)
+        finally:
+            close_all()
 
-    # What the answers mean
-
-    def _outcomes(
-        self, called: list[HeldRow], answer: Answer, was_away: Asked
-    ) -> list[Outcome] | None:
-        """Return the outcome of each row; None where the batch must be run in halves to find the row that raises."""
-        error = answer.error
-        if answer.completed:
-            return self._after_commit(called, error, was_away)
-        said = answer.said or [error] * len(called)
-        together = len(called) > 1 and (error is not None or called[0].handler.atomic)
-        if together and not (error and self._says_nothing_of_the_rows(called, error, was_away)):
-            why = type(error).__name__ if error else "an outcome that is not done"
-            logger.warning(
-                "%d rows of %s came to %s together; they are run in halves",
-                len(called),
-                called[0].handler.model._meta.label,
-                why,
-                extra={"event": "halved", "rows": len(called)},
-            )
-            return None
-        return [self._outcome(held, one, was_away) for held, one in zip(called, said, strict=True)]
-
-    def _after_commit(
-        self, called: list[HeldRow], error: BaseException | None, was_away: Asked
-    ) -> list[Outcome]:
-        """Judge rows that the call has completed; an error came from the COMMIT, or from a hook that ran after it."""
-        if error is None or all(held.claim.ended for held in called):
-            if error is not None:
-                broken(f"{named(called[0].row)}: a hook raised after its COMMIT", error)
-            return [held.claim.how_ended() or Ended(completed=held.ending) for held in called]
-        for held in called:
-            held.claim.unanswered = True
-        otherwise: PutBack | None = None
-        if self._was_an_outage(called[0].handler, error, was_away):
-            otherwise = AWAY
-        elif len(called) > 1 and claim_columns(called[0].handler.model).not_before is not None:
-            otherwise = PutBack("the COMMIT of its batch failed", quarantined=True)
-        return [Ambiguous(error, otherwise or judged(held.carrier(), error)) for held in called]
-
-    def _says_nothing_of_the_rows(
-        self, called: list[HeldRow], error: BaseException, was_away: Asked
-    ) -> bool:
-        row = next((held.carrier() for held in called if not held.claim.ended), None)
-        if row is not None and isinstance(judged(row, error), PutBack):
-            return True
-        return self._was_an_outage(called[0].handler, error, was_away)
-
-    def _outcome(
-        self, held: HeldRow, error: BaseException | str | None, was_away: Asked
-    ) -> Outcome:
+    def _outcome(self, item: WorkItem, held: HeldRow, error: BaseException | str | None) -> Outcome:
+        """Return what becomes of a row that the handler was called with, if it has committed nothing."""
         if error is None and standing_claim(held.row) is held.claim and not held.remade:
+            # Nearly all.
             return DONE
         if (ended := held.claim.how_ended()) is not None:
-            # The handler called a verb itself, or deleted the row.
-            if error is not None:
-                broken(f"{named(held.row)}: its handler raised after the claim had ended", error)
+            # By a verb of the handler's, as it deleted the row, or in the transaction of an atomic handler.
             return ended
         row = held.carrier()
-        if error is None:
-            unknown = held.without_results()
-            return DONE if unknown is None else judged(row, unknown)
+        if error is None and (error := held.without_results()) is None:
+            return DONE
         if held.fenced:
             return PutBack("its claim could not be renewed in time")
-        if isinstance(error, BaseException) and self._was_an_outage(held.handler, error, was_away):
+        if isinstance(error, BaseException) and self._was_an_outage(item, error):
             return AWAY
         return judged(row, error)
 
-    def _was_an_outage(self, handler: Handler, error: BaseException, was_away: Asked) -> bool:
+    def _was_an_outage(self, item: WorkItem, error: BaseException) -> bool:
         """Say whether the handler failed because the database was away, or takes no writes: not the fault of the row.
 
         If the service's connection has lived on since the call began, the server has cut off this one session, and
         a row that brings that about each time must end in ``failed``.
         """
-        # Any error but Django's is about a file of the handler's.
-        if isinstance(error, TROUBLE) and meaning_of(error) is Meaning.SERVER:
-            # The handler may write to another database, or in a transaction that only reads.
-            return not ClaimTarget.of(handler.model, self.using).is_writable() or was_away()
         if is_refusal(error) or is_contention(error):
             return False
-        return not dialect_for(connections[self.using]).has_one_writer and was_away()
+        is_server = meaning_of(error) is Meaning.SERVER
+        # The handler may write to another database, or in a transaction that only reads.
+        if is_server and not ClaimTarget.of(item.handler.model, self.using).is_writable():
+            return True
+        if not is_server and dialect_for(connections[self.using]).has_one_writer:
+            return False
+        if item.was_away is None:
+            # It waits for news of the database, so it is asked once for all rows.
+            item.was_away = self.keeper.was_away_since(item.started)
+        return item.was_away
 
     # The calls
 
-    def _replace_broken_connections(self) -> None:
-        """Look at this thread's connections, for the database was away since the last look; no row is to blame."""
-        self._looked = clock()
-        ensure_all_usable()
+    def _look_at_connections(self) -> None:
+        """Replace what the server has ended of this thread's connections since the last call; no row is to blame."""
+        looked, self._looked = self._looked, clock()
+        if self.keeper.troubled_since(looked):
+            ensure_all_usable()
+        elif self._looked - looked >= USED_LATELY:
+            ensure_usable(self.using)
 
     def _call(self, item: WorkItem) -> Answer:
-        if item.handler.atomic:
-            answer = self._call_atomically(item)
-            self._used = clock() if answer.completed and answer.error is None else 0.0
-            return self._look_back(item, answer)
         try:
-            if self.keeper.troubled_since(self._looked):
-                self._replace_broken_connections()
-            begin_handler(self.using, atomic=False)
-            said = call(item.handler, [held.row for held in item.rows])
-            answer = NOTHING_SAID if said is None else Answer(said)
+            begin_handler(self.using, atomic=item.handler.atomic)
+            self._look_at_connections()
+            if item.handler.atomic:
+                return self._call_atomically(item)
+            return Answer(call(item.handler, [held.row for held in item.rows]))
         except BaseException as error:
             # SystemExit and KeyboardInterrupt included: one row's end is not the worker's.
-            answer = Answer(error=error)
-        return self._look_back(item, answer)
+            return Answer(error=error)
 
     def _call_atomically(self, item: WorkItem) -> Answer:
         """Call the function and complete the rows in one transaction on their database, or leave all as it was."""
         using, called, completed = self.using, item.rows, False
         try:
-            begin_handler(using, atomic=True)
-            if clock() - self._used >= USED_LATELY:
-                ensure_usable(using)
             with dialect_for(connections[using]).own_transaction(durable=True):
                 # From here on the handler's time runs: where there is one writer, that may have been a long wait.
                 item.begin(called)
@@ -352,16 +303,12 @@ class Running:
         limit = asyncio.timeout(timeout)
         try:
             if self.keeper.troubled_since(self._looked):
-                await sync_to_async(self._replace_broken_connections)()
+                await sync_to_async(self._look_at_connections)()
             async with limit:
-                answer = Answer(await acall(handler, [held.row for held in item.rows]))
+                return Answer(await acall(handler, [held.row for held in item.rows]))
         except BaseException as error:
             late = limit.expired() and isinstance(error, TimeoutError)
-            answer = Answer(error=TaskClaimError(outlived(handler)) if late else error)
-        if self.orm_thread and not (item.before or has_opened(self.orm_thread)):
-            return answer
-        # Where Django's own async methods have their connections.
-        return await sync_to_async(self._look_back)(item, answer)
+            return Answer(error=TaskClaimError(outlived(handler)) if late else error)
 
     def _look_back(self, item: WorkItem, answer: Answer) -> Answer:
         """Look, in the thread that has the connections of a call, at what it left there; return the answer that counts.
@@ -369,7 +316,7 @@ class Running:
         A handler that leaves a transaction open has failed, for nothing it wrote there would be committed. What an
         atomic handler has committed on the rows' own database stays committed all the same.
         """
-        unclean = self._left_open()
+        unclean = left_open(but_for=self.within)
         if answer.error is not None:
             return answer
         if unclean:
@@ -381,8 +328,19 @@ class Running:
             unsaved_columns(item.handler).warn(item.before)
         return answer
 
-    def _left_open(self) -> list[str]:
-        return left_open()
+
+def _after_commit(
+    item: WorkItem, error: BaseException | None, held: HeldRow, outcome: Outcome
+) -> Outcome:
+    """Return what becomes of a row that its call has completed; *outcome* is it if nothing was committed."""
+    if error is None or not isinstance(outcome, Failed | PutBack):
+        # The COMMIT has arrived: an error is one of a hook.
+        return outcome
+    held.claim.unanswered = True
+    can_be_alone = claim_columns(held.handler.model).not_before is not None
+    if len(item.rows) > 1 and isinstance(outcome, Failed) and can_be_alone:
+        outcome = PutBack("the COMMIT of its batch failed", quarantined=True)
+    return Ambiguous(error, outcome)
 
 
 def _complete(handler: Handler, called: list[HeldRow]) -> None:
@@ -402,7 +360,12 @@ def call(handler: Handler, rows: Sequence[models.Model]) -> Said | None:
 
     TypeError where the answer is work which nobody has run, such as the coroutine of a function that is not async.
     """
-    return _said(handler, rows, _answer(handler, rows))
+    try:
+        answer = _answer(handler, rows)
+    finally:
+        if handler.has_ranges:
+            end_walks()
+    return _said(handler, rows, answer)
 
 
 async def acall(handler: Handler, rows: Sequence[models.Model]) -> Said | None:
@@ -411,21 +374,14 @@ async def acall(handler: Handler, rows: Sequence[models.Model]) -> Said | None:
 
 
 def _answer(handler: Handler, rows: Sequence[models.Model]) -> Any:
-    if handler.has_ranges:
-        try:
-            answer = handler.function(rows[0])
-        finally:
-            end_walks()
-        refuse_not_run(answer, handler.function)
-        refuse_unfinished(rows[0])
-        return None
     given = [hand_out(row) for row in rows] if handler.gets_sources else list(rows)
     return handler.function(given if handler.batch else given[0])
 
 
 def _said(handler: Handler, rows: Sequence[models.Model], answer: object) -> Said | None:
-    if answer is None:
-        return None
-    refuse_not_run(answer, handler.function, may_yield=handler.batch)
+    if answer is not None:
+        refuse_not_run(answer, handler.function, may_yield=handler.batch)
+    if handler.has_ranges:
+        refuse_unfinished(rows[0])
     # What is yielded is part of the call, and of its transaction.
-    return of_answer(rows, answer) if handler.batch else None
+    return of_answer(rows, answer) if handler.batch and answer is not None else None

@@ -241,7 +241,7 @@ FAULTS = {
             "A row whose handler meets an outage of the database is charged a try.",
             (
                 RUNNING,
-                "return not dialect_for(connections[self.using]).has_one_writer and was_away()",
+                "return item.was_away",
                 "return False",
             ),
             on=("postgresql", "mysql"),
@@ -268,10 +268,10 @@ FAULTS = {
                 "worker/executors.py",
                 "if connecting.has_opened(threading.get_ident()):\n",
                 "if connecting.has_opened(threading.get_ident()):\n"
-                "                from django.db import connections\n\n"
-                '                old = self.__dict__.setdefault("old", [])\n'
-                "                old.append(connections[self.options.using])\n"
-                "                del connections[self.options.using]\n",
+                "            from django.db import connections\n\n"
+                '            old = self.__dict__.setdefault("old", [])\n'
+                "            old.append(connections[self.options.using])\n"
+                "            del connections[self.options.using]\n",
             ),
         ),
     ],
