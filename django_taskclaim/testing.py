@@ -68,8 +68,7 @@ def run_due(
         handler = replace(handler, function=async_to_sync(handler.function))
     inflight, counters = InFlight(), Counters()
     running = _Inline(alias, inflight, cast(LeaseKeeper, _NO_KEEPER))
-    feeds = {handler.model: Feed(handler, options)}
-    writer = Writer(alias, inflight, counters, feeds, _is_never_away)
+    writer = Writer(alias, inflight, counters, [Feed(handler, options)], _is_never_away)
     run: list[HeldRow] = []
     while size := min(handler.batch_size, math.inf if limit is None else limit - len(run)):
         # Each row once, even if it comes back due at once.

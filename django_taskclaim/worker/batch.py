@@ -99,8 +99,6 @@ class Batch:
 
     #: Whether each row has started.
     started: bytearray | memoryview = field(default_factory=bytearray)
-    #: It is one row that may kill the process that runs it, claimed alone.
-    quarantined: bool = False
 
 
 class Notes:
@@ -114,10 +112,11 @@ class Notes:
             part, whole = whole[: size * number], whole[size * number :]
             self._free[size] = [part[at : at + size] for at in range(0, len(part), size)]
 
-    def add(self, batch: Batch, label: str, holder: str, keys: Sequence[object]) -> None:
-        """Note a claim if there is room; *batch* notes its rows there from now on."""
+    def add(self, held: Sequence["HeldRow"]) -> None:
+        """Note the rows of a claim if there is room; their batch notes there from now on which have started."""
+        first, keys = held[0], [one.claim.pk for one in held]
         try:
-            text = pickle.dumps((label, holder, keys))
+            text = pickle.dumps((first.handler.model._meta.label, first.claim.token.holder, keys))
         except Exception:
             # A class of the user's that cannot be pickled.
             return
@@ -127,8 +126,8 @@ class Notes:
         if free is None:
             return
         place = free.pop()
-        self._keep(batch, place, rows)
-        batch.started[:] = bytes(rows)
+        self._keep(first.batch, place, rows)
+        first.batch.started[:] = bytes(rows)
         place[HEAD.size + rows :][:length] = text
         # Last: the process may be killed between any two of these writes.
         HEAD.pack_into(place, 0, rows, length, zlib.crc32(text, rows))
@@ -190,8 +189,10 @@ class HeldRow:
     remade: bool = False
     #: Seconds that the handler took; of a call with several rows this one's share.
     ran: float = 0.0
-    #: What its outcome says went wrong, with the traceback of this row.
-    error: BaseException | str | None = None
+    #: What it came to, once it has ended.
+    outcome: Outcome = DONE
+    #: The thread of an abandoned handler: its database session is ended if it has the row locked.
+    thread: int | None = None
 
     def __init__(self, row: Any, handler: Handler, batch: Batch, number: int = 0) -> None:
         self.row = row
@@ -203,6 +204,11 @@ class HeldRow:
         self.claim: Claim = row.__dict__[ATTRIBUTE]
         # The verb that notices a loss knows less of it than this worker.
         self.claim.watched = True
+
+    @property
+    def error(self) -> BaseException | str | None:
+        """Return what its outcome says went wrong, with the traceback of this row."""
+        return getattr(self.outcome, "error", None)
 
     def carrier(self) -> Any:
         """Return the instance that carries the claim, which verbs are given: the handler's as long as it is this row's.
@@ -239,21 +245,6 @@ class HeldRow:
         """Say whether a handler may be called with the row: its claim stands, as far as is known here."""
         claim = self.claim
         return not (claim.lost or self.abandoned or claim.ended or self.is_overdue(now))
-
-
-@dataclass(eq=False, slots=True)
-class Result:
-    """What rows of one handler came to, until it is written."""
-
-    outcome: Outcome
-    #: By ``clock()``, when the first of them came to it, or when rows that somebody has locked are to be tried again.
-    came: float = field(default_factory=clock)
-    #: Somebody had the rows locked at the last try to write them, or may have: nobody waits for the lock.
-    locked: bool = False
-    #: It is of one row that is written by itself then, for it met a lock beside others.
-    alone: bool = False
-    #: The thread of an abandoned handler: its database session is ended if the rows are locked.
-    thread: int | None = None
 
 
 class WorkItem:
@@ -298,17 +289,16 @@ class WorkItem:
 
     def overran(self) -> bool:
         """Say whether the call goes on after its time."""
-        limit = self.handler.timeout
-        if limit is None:
-            return False
         # A coroutine is cancelled at its timeout; what is still there then holds up the event loop.
-        patience = CANCELLING if self.handler.is_async else 0.0
-        return self.ran() > limit.total_seconds() + patience
+        return self._has_used(1.0, CANCELLING if self.handler.is_async else 0.0)
 
     def will_overrun(self) -> bool:
         """Say whether the call has had so much of its time that it had better stop at a resting place."""
+        return self._has_used(PATIENT_FOR)
+
+    def _has_used(self, part: float, more: float = 0.0) -> bool:
         limit = self.handler.timeout
-        return limit is not None and self.ran() > PATIENT_FOR * limit.total_seconds()
+        return limit is not None and self.ran() > part * limit.total_seconds() + more
 
     def request_cancel(self, why: str, *, too_long: bool = False) -> None:
         """Have a handler that comes to resting places, as one that walks a range does, stop at the next one."""
@@ -320,6 +310,4 @@ class WorkItem:
 def hold(handler: Handler, rows: Sequence[object]) -> list[HeldRow]:
     """Return the rows of one claim as they are held for *handler*."""
     batch = Batch(bytearray(len(rows)))
-    held = [HeldRow(row, handler, batch, number) for number, row in enumerate(rows)]
-    batch.quarantined = len(held) == 1 and held[0].claim.quarantined
-    return held
+    return [HeldRow(row, handler, batch, number) for number, row in enumerate(rows)]

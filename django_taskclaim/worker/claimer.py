@@ -53,9 +53,8 @@ class Claimer(WorkerThread):
             by_label[label].strays.append(Stray(holder, why, keys, batch))
         #: Whether a drain ended before the work did.
         self.leaves_work = False
-        feeds = {feed.model: feed for feed in self.feeds}
         self.writer = Writer(
-            options.using, inflight, service.counters, feeds, self.keeper.was_away_since
+            options.using, inflight, service.counters, self.feeds, self.keeper.was_away_since
         )
         #: Set by this thread, after its last claim: drained, told to, or the limits of rows or time are reached.
         self.finished = threading.Event()
@@ -69,7 +68,6 @@ class Claimer(WorkerThread):
         connecting.guard_connections(self.keeper.longest_lease, ours_alone=True)
         failures = 0
         while not self._is_over():
-            self.looks = 0
             if self.attempt(WORK, self._turn) is None:
                 failures = 0
             else:
@@ -80,8 +78,7 @@ class Claimer(WorkerThread):
     def _end(self) -> None:
         """Give back rows on which nobody works, before there is nobody left to do it."""
         for feed in self.feeds:
-            if feed.strays:
-                feed.find_strays(self.inflight)
+            feed.find_strays(self.inflight)
         self.writer.write()
 
     def _is_over(self) -> bool:
@@ -104,23 +101,24 @@ class Claimer(WorkerThread):
                 # Sooner than a reaper, which waits for a quarter of the lease.
                 pause = min(STRAYS_EVERY, self.keeper.renewal_interval() / 4)
                 feed.find_strays(self.inflight, pause)
-        if self._next_write() <= clock():
+        if self._next_write(self._next_look()) <= clock():
             self._write()
         looked = False
         for feed in self.feeds:
             if self._look_at(feed) <= clock():
                 self._look(feed)
                 looked = True
-        if self._may_claim() and (self._has_reached_a_limit() or (looked and self._has_drained())):
+        if looked and self._may_claim() and self._has_drained():
             self.finished.set()
 
     def _next_turn(self) -> float:
         """Return when, by ``clock()``, there is something to do."""
         # Asked again every few seconds while nothing is due for long, which is no hang.
         self.looks = 0
-        if self._is_over() or (self._may_claim() and self._has_reached_a_limit()):
+        if self._is_over():
             return 0.0
-        moments = [clock() + LONGEST_WAIT, self._next_write(), *map(self._look_at, self.feeds)]
+        next_look = self._next_look()
+        moments = [clock() + LONGEST_WAIT, next_look, self._next_write(next_look)]
         moments += [feed.strays_at for feed in self.feeds if feed.strays]
         if self._may_claim():
             moments.append(self.options.ends_at)
@@ -128,10 +126,9 @@ class Claimer(WorkerThread):
 
     # Writing
 
-    def _next_write(self) -> float:
+    def _next_write(self, next_look: float) -> float:
         """Return when to write; what is about to be claimed brings more to write."""
-        more_to_come = any(self._look_at(feed) <= clock() for feed in self.feeds)
-        return self.inflight.write_at(more_to_come=more_to_come)
+        return self.inflight.write_at(more_to_come=next_look <= clock())
 
     def _write(self) -> None:
         self._ensure_usable()
@@ -152,13 +149,18 @@ class Claimer(WorkerThread):
     # Whether to claim
 
     def _may_claim(self) -> bool:
+        """Say whether there may be another claim; where a limit is reached, that is noted."""
+        is_spent = self.left <= 0 or clock() >= self.options.ends_at
+        if is_spent or self.service.drain_asked.is_set():
+            self.finished.set()
         return not self.leaving.is_set() and not self.finished.is_set()
+
+    def _next_look(self) -> float:
+        return min(map(self._look_at, self.feeds))
 
     def _look_at(self, feed: Feed) -> float:
         """Return when, by ``clock()``, to look for rows of this model again; infinity while it may have no more."""
-        if not self._may_claim() or self._has_reached_a_limit() or not self._has_room(feed):
-            return math.inf
-        return feed.look_at()
+        return feed.look_at() if self._may_claim() and self._has_room(feed) else math.inf
 
     def _has_room(self, feed: Feed) -> bool:
         """Say whether the executors are about to run dry of this model's rows, and may have more."""
@@ -178,14 +180,12 @@ class Claimer(WorkerThread):
     def _look(self, feed: Feed) -> None:
         """Claim once for a model; a full batch looks again as soon as there is room, else after the poll pause."""
         poll = self.options.poll.total_seconds() * random.uniform(0.75, 1.25)
-        feed.reached = None
-        feed.look_began = clock()
+        # Where it ends in an error, the reason for this look still holds.
+        feed.reached, feed.next_look, feed.look_began = None, 0.0, clock()
         try:
             pause = self._claim(feed, poll)
         except Exception as error:
             if not contention.is_refusal(error):
-                # The reason for this look still holds.
-                feed.next_look = 0.0
                 raise
             # Of this model alone: a column that is missing, a queryset that is wrong. The others go on.
             log_rarely(f"{self.options.name}: claiming from {feed.handler.name}", error)
@@ -218,19 +218,13 @@ class Claimer(WorkerThread):
             return 0.0 if feed.open_more() else poll
         held = hold(handler, rows)
         self.inflight.add(held)
-        return 0.0 if len(rows) == most or held[0].batch.quarantined else poll
+        return 0.0 if len(rows) == most or held[0].claim.quarantined else poll
 
     def _claimed(self, feed: Feed, size: int) -> list[Any]:
         """Claim so many rows, and load what the handler needs beside them."""
-        handler, began = feed.handler, clock()
+        handler, began, holder = feed.handler, clock(), new_holder(self.options.name)
         call = ClaimCall(
-            feed.rows(),
-            size,
-            new_holder(self.options.name),
-            feed.lease(),
-            began,
-            notes_start=True,
-            cursor=feed.cursor,
+            feed.rows(), size, holder, feed.lease(), began, notes_start=True, cursor=feed.cursor
         )
         try:
             with working_on(feed.model):
@@ -241,7 +235,7 @@ class Claimer(WorkerThread):
             # stand.
             until = clock() + 2 * call.lease.total_seconds()
             why = "the claim's COMMIT was not answered"
-            feed.strays.append(Stray(call.holder, why, until=until))
+            feed.strays.append(Stray(holder, why, until=until))
             raise
         if not rows:
             return rows
@@ -260,10 +254,6 @@ class Claimer(WorkerThread):
             raise
 
     # Ending by itself
-
-    def _has_reached_a_limit(self) -> bool:
-        is_spent = self.left <= 0 or clock() >= self.options.ends_at
-        return is_spent or self.service.drain_asked.is_set()
 
     def _has_drained(self) -> bool:
         """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped."""

@@ -77,8 +77,8 @@ class Feed:
         self._abreast = handler.concurrency if handler.is_async else options.threads
         #: So many calls may wait for the executors, so that these do not run dry before the next claim.
         self.least = 1 if handler.batch else self._abreast
-        #: Seconds that one row takes; None before the first.
-        self._each: float | None = None
+        #: Seconds that one row takes; 0 before the first.
+        self._each = 0.0
         self.strays: list[Stray] = []
         #: By ``clock()``, when to look for their rows.
         self.strays_at = 0.0
@@ -112,12 +112,11 @@ class Feed:
         """Return what claims start from; of rows that open again when they are done, a drain takes each once."""
         rows = self.handler.rows(self.using)
         columns = claim_columns(self.model)
-        if not self.options.drain or not isinstance(self.handler.completion, Clear):
+        is_repeated = self.options.drain and isinstance(self.handler.completion, Clear)
+        # Without a waiting time nothing tells them apart.
+        if not is_repeated or columns.not_before is None:
             return rows
         self._began = self._began or dialect_for(connections[self.using]).current_time()
-        if columns.not_before is None:
-            # Nothing tells them apart.
-            return rows
         # Those due then, new ones, and those that failed since.
         has_failed = Q() if columns.attempts is None else Q(**{f"{columns.attempts.name}__gt": 0})
         return rows.filter(is_due(columns, self._began) | has_failed)
@@ -138,10 +137,8 @@ class Feed:
     def note(self, rows: int, seconds: float) -> None:
         """Note that so many rows were done in so many seconds, all together."""
         new = seconds / rows
-        if self._each is None:
-            self._each = new
-        else:
-            self._each += (new - self._each) * rows / (rows + REMEMBERED)
+        each = self._each or new
+        self._each = each + (new - each) * rows / (rows + REMEMBERED)
         if not self.handler.has_ranges:
             ahead = min(int(AHEAD * self._abreast / self._each), self.most())
             self.least = 1 + (ahead == self.most()) if self.handler.batch else self._abreast + ahead

@@ -6,14 +6,13 @@ A row is held, and its lease renewed, until its result has been written. A row t
 
 import math
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from django.db.models import Model
 
-from django_taskclaim.claim import Ended, clock
+from django_taskclaim.claim import clock
 from django_taskclaim.handlers import Handler
 from django_taskclaim.worker.batch import (
     DONE,
@@ -23,7 +22,6 @@ from django_taskclaim.worker.batch import (
     Notes,
     Outcome,
     PutBack,
-    Result,
     WorkItem,
 )
 
@@ -41,12 +39,10 @@ class InFlight:
     #: Rows of one claim that wait, in its order: all, or those of a batch that is to be run again.
     _waiting: dict[type[Model], deque[deque[HeldRow]]] = field(default_factory=dict)
     _running: list[WorkItem] = field(default_factory=list)
-    #: Rows that have ended, and what they came to.
-    _unwritten: dict[HeldRow, Result] = field(default_factory=dict)
-    #: By handler, what its rows that are done share until the writer asks for them.
-    _done: dict[Handler, Result] = field(default_factory=dict)
-    #: A quarantined item that runs, while which nothing else begins.
-    _alone: WorkItem | None = None
+    #: Rows that have ended, the oldest first; by ``clock()``, when that was.
+    _ended: dict[HeldRow, float] = field(default_factory=dict)
+    #: Rows that have ended and may be locked by somebody; by ``clock()``, when to try to write them around locks.
+    _blocked: dict[HeldRow, float] = field(default_factory=dict)
     closed: bool = False
     #: A take that leaves fewer calls of a model than this tells those who wait, for more may be claimed.
     low: int = 1
@@ -61,11 +57,9 @@ class InFlight:
 
     def add(self, rows: Sequence[HeldRow]) -> None:
         """Note and queue the rows of one claim; they go back once the worker is stopping."""
-        first, keys = rows[0], [held.claim.pk for held in rows]
-        model = first.handler.model
-        self.notes.add(first.batch, model._meta.label, first.claim.token.holder, keys)
+        self.notes.add(rows)
         with self._lock:
-            self._waiting.setdefault(model, deque()).append(deque(rows))
+            self._waiting.setdefault(rows[0].handler.model, deque()).append(deque(rows))
             self._offer_waiting()
 
     def take(self, timeout: float, leaving: threading.Event, *, is_async: bool) -> WorkItem | None:
@@ -74,11 +68,10 @@ class InFlight:
         None after *timeout* seconds or when *leaving* is set.
         """
         with self._lock:
-            self._changed.wait_for(
-                lambda: leaving.is_set() or self._next(is_async=is_async) is not None, timeout
+            found = self._changed.wait_for(
+                lambda: leaving.is_set() or self._next(is_async=is_async), timeout
             )
-            waiting = None if leaving.is_set() else self._next(is_async=is_async)
-            return None if waiting is None else self._start(waiting)
+            return self._start(found) if isinstance(found, deque) else None
 
     def take_next(self, item: WorkItem) -> HeldRow | None:
         """Note the row of an item as done, and start the next one of its claim as part of the same item.
@@ -94,7 +87,7 @@ class InFlight:
             if left == self.low:
                 self._changed.notify_all()
             item.rows[0].ran = now - item.started
-            self._add_done(item.rows, now)
+            self._add(item.rows, now)
             held = item.rest.popleft()
             held.batch.started[held.number] = 1
             item.begin([held], now)
@@ -115,22 +108,22 @@ class InFlight:
             self._waiting[model] = self._waiting.pop(model)
         item = WorkItem(handler, rows, waiting)
         self._running.append(item)
-        if rows[0].batch.quarantined:
-            self._alone = item
         if len(waiting) < self.low and self.waiting(model) < self.low:
             self._changed.notify_all()
         return item
 
     def _next(self, *, is_async: bool) -> deque[HeldRow] | None:
         """Return the rows of which one, or for a batch handler all, may start now, if any."""
-        if self._alone is not None:
+        if self._runs_alone():
             return None
         for waiting, *_ in self._waiting.values():
             handler = waiting[0].handler
             if handler.is_async != is_async or (is_async and self._is_full(handler)):
                 continue
             # A crash of the process would end the claims of rows that run, or wait to be written.
-            if not (waiting[0].batch.quarantined and (self._running or self._unwritten)):
+            if not (
+                waiting[0].claim.quarantined and (self._running or self._ended or self._blocked)
+            ):
                 return waiting
         return None
 
@@ -140,8 +133,12 @@ class InFlight:
     def holds_quarantined(self) -> bool:
         """Say whether the process holds a row that runs alone: nothing else may be claimed before it has ended."""
         with self._lock:
-            waiting = [held for claims in self._waiting.values() for held, *_ in claims]
-            return self._alone is not None or any(held.batch.quarantined for held in waiting)
+            first = [one[0] for claims in self._waiting.values() for one in claims]
+            return self._runs_alone() or any(held.claim.quarantined for held in first)
+
+    def _runs_alone(self) -> bool:
+        """Say whether a quarantined row runs, while which nothing else begins."""
+        return bool(self._running) and self._running[0].rows[0].claim.quarantined
 
     # Out at the other
 
@@ -152,20 +149,11 @@ class InFlight:
         with self._lock:
             if item not in self._running:
                 return
-            now, judged, done = clock(), set[HeldRow](), list[HeldRow]()
-            for held, outcome in outcomes:
-                judged.add(held)
-                item.outcomes.append(outcome)
-                held.ran = ran
-                if outcome is DONE:
-                    done.append(held)
-                else:
-                    held.error = getattr(outcome, "error", None)
-                    # The transaction that was to commit it may have it locked.
-                    locked = isinstance(outcome, Ambiguous)
-                    self._add([held], Result(outcome, now, locked))
-            if done:
-                self._add_done(done, now)
+            judged = dict(outcomes)
+            for held, outcome in judged.items():
+                held.outcome, held.ran = outcome, ran
+            item.outcomes += judged.values()
+            self._add(judged, clock())
             if rest := [held for held in item.rows if held not in judged]:
                 item.rows = rest
             else:
@@ -185,18 +173,14 @@ class InFlight:
             waiting.extendleft([deque(item.rows[middle:]), deque(item.rows[:middle])])
             self._offer_waiting()
 
-    def _add(self, rows: Sequence[HeldRow], result: Result) -> None:
-        """Have what rows came to written."""
-        self._unwritten |= dict.fromkeys(rows, result)
-        if len(self._unwritten) == len(rows) or len(self._unwritten) >= ENOUGH:
+    def _add(self, rows: Iterable[HeldRow], now: float) -> None:
+        """Have what rows came to written; their handler, or a COMMIT under way, may still have some of them locked."""
+        is_first = not self._ended
+        for held in rows:
+            is_blocked = held.abandoned or isinstance(held.outcome, Ambiguous)
+            (self._blocked if is_blocked else self._ended)[held] = now
+        if is_first or self._blocked or len(self._ended) >= ENOUGH:
             self._changed.notify_all()
-
-    def _add_done(self, rows: list[HeldRow], now: float) -> None:
-        """Have rows that are done completed, with others of their handler if the writer has not taken these yet."""
-        handler = rows[0].handler
-        if (result := self._done.get(handler)) is None:
-            self._done[handler] = result = Result(DONE, now)
-        self._add(rows, result)
 
     def settle(self, item: WorkItem) -> bool:
         """Let go of an item that ran; False if it was abandoned before."""
@@ -207,19 +191,13 @@ class InFlight:
 
     def _let_go(self, item: WorkItem) -> None:
         self._running.remove(item)
-        was_alone = item is self._alone
-        if was_alone:
-            self._alone = None
         # A coroutine that has ended makes room for another.
-        if was_alone or item.handler.is_async or item.handler.model not in self._waiting:
+        makes_room = item.handler.is_async or item.rows[0].claim.quarantined
+        if makes_room or item.handler.model not in self._waiting:
             self._changed.notify_all()
 
     def abandon(
-        self,
-        item: WorkItem,
-        outcome: Outcome,
-        ran: float = 0.0,
-        rows: Sequence[HeldRow] | None = None,
+        self, item: WorkItem, outcome: Outcome, rows: Sequence[HeldRow] | None = None
     ) -> None:
         """Wait no more for an item whose thread goes on: *outcome* is that of its rows.
 
@@ -231,7 +209,7 @@ class InFlight:
             self._let_go(item)
             item.abandoned = True
             for held in item.rows:
-                held.ran = ran
+                held.ran = item.ran()
             self.give_back(item.rows, outcome, item.thread)
 
     def _offer_waiting(self) -> None:
@@ -252,8 +230,8 @@ class InFlight:
                 for item in self._running:
                     if which(item.rows[0]):
                         item.request_cancel(recall)
+            taken: list[HeldRow] = []
             for model, claims in list(self._waiting.items()):
-                taken: list[HeldRow] = []
                 for waiting in claims:
                     for _ in range(len(waiting)):
                         held = waiting.popleft()
@@ -262,23 +240,20 @@ class InFlight:
                 self._waiting[model] = deque(filter(None, claims))
                 if not self._waiting[model]:
                     del self._waiting[model]
-                self.give_back(taken)
+            self.give_back(taken)
             self.wake()
 
     def give_back(
-        self, rows: Iterable[HeldRow], outcome: Outcome = NOT_STARTED, thread: int | None = None
+        self, rows: Sequence[HeldRow], outcome: Outcome = NOT_STARTED, thread: int | None = None
     ) -> None:
-        """Have rows of one handler released that neither wait for it nor run; their leases are not renewed meanwhile.
+        """Have rows released that neither wait for a handler nor run; their leases are not renewed meanwhile.
 
         Where *thread* may still be at work on them, its session is ended if it has them locked.
         """
-        given = list(rows)
-        for held in given:
-            held.abandoned = True
-        if given:
-            with self._lock:
-                self._add(given, Result(outcome, locked=True, thread=thread))
-                self.wake()
+        with self._lock:
+            for held in rows:
+                held.abandoned, held.outcome, held.thread = True, outcome, thread
+            self._add(rows, clock())
 
     def close(self) -> None:
         """Let nothing more in, put back every waiting row, and ask for those that run."""
@@ -289,35 +264,32 @@ class InFlight:
     def release_unwritten(self) -> None:
         """Have rows released whose results could not be written until now."""
         with self._lock:
-            self._done.clear()
-            for result in self._unwritten.values():
-                result.came = clock()
-                if not isinstance(result.outcome, (PutBack, Ended)):
-                    result.outcome = PutBack("its result could not be written")
+            self._blocked = dict.fromkeys(self._blocked, 0.0)
+            for held in (*self._ended, *self._blocked):
+                if held.outcome is DONE:
+                    held.outcome = PutBack("its result could not be written")
             self.wake()
 
-    def unwritten(self) -> list[tuple[Result, list[HeldRow]]]:
-        """Return what may be written now, the oldest first, with the rows; what has met a lock comes last."""
+    def unwritten(self) -> tuple[list[HeldRow], list[HeldRow]]:
+        """Return the rows to be written, and those to be written around locks, the oldest first."""
         with self._lock:
-            self._done.clear()
-            now, due = clock(), dict[Result, list[HeldRow]]()
-            for held, result in self._unwritten.items():
-                if not result.locked or result.came <= now:
-                    due.setdefault(result, []).append(held)
-            return sorted(due.items(), key=lambda one: one[0].locked and one[0].came)
+            now = clock()
+            return list(self._ended), [one for one, at in self._blocked.items() if at <= now]
 
-    def change(self, result: Result, rows: Sequence[HeldRow], **changes: Any) -> Result:
-        """Let some rows of a result have one of their own, with these *changes*, and return it."""
+    def postpone(self, rows: Sequence[HeldRow], seconds: float = 0.0) -> None:
+        """Let rows that have met a lock wait for so long, and be renewed meanwhile."""
         with self._lock:
-            changed = replace(result, **changes)
-            self._unwritten |= dict.fromkeys(rows, changed)
-            return changed
+            self.written(rows)
+            for held in rows:
+                held.ending = held.claim.unanswered
+                self._blocked[held] = clock() + seconds
 
     def written(self, rows: Sequence[HeldRow]) -> None:
         """Let go of rows whose results are written."""
         with self._lock:
-            for held in rows:
-                del self._unwritten[held]
+            for unwritten in filter(None, (self._ended, self._blocked)):
+                for held in rows:
+                    unwritten.pop(held, None)
             self._changed.notify_all()
 
     def write_at(self, *, more_to_come: bool = False) -> float:
@@ -327,12 +299,12 @@ class InFlight:
         oldest result has waited long enough, or a row that somebody had locked is to be tried again.
         """
         with self._lock:
-            fresh, moment = 0, math.inf
-            for result, rows in Counter(self._unwritten.values()).items():
-                fresh += 0 if result.locked else rows
-                moment = min(moment, result.came + (0.0 if result.locked else LINGER))
+            moment = min(self._blocked.values(), default=math.inf)
+            if not self._ended:
+                return moment
             is_last = not more_to_come and self.runs_dry()
-            return 0.0 if fresh and (is_last or fresh >= ENOUGH) else moment
+            is_enough = is_last or len(self._ended) >= ENOUGH
+            return 0.0 if is_enough else min(moment, next(iter(self._ended.values())) + LINGER)
 
     # Looking
 
@@ -341,7 +313,7 @@ class InFlight:
         with self._lock:
             running = [held for item in self._running for held in item.rows]
             waiting = [held for claims in self._waiting.values() for one in claims for held in one]
-            return [*running, *waiting, *self._unwritten]
+            return [*running, *waiting, *self._ended, *self._blocked]
 
     def running(self) -> list[WorkItem]:
         """Return the items that executors have taken, without the abandoned ones."""
@@ -361,7 +333,7 @@ class InFlight:
     def is_empty(self) -> bool:
         """Say whether the process holds nothing."""
         with self._lock:
-            return self.runs_dry() and not self._unwritten
+            return self.runs_dry() and not self._ended and not self._blocked
 
     def runs_dry(self) -> bool:
         """Say whether nothing waits and nothing runs: no more results are to come."""

@@ -143,7 +143,7 @@ class LeaseKeeper:
             if late or (is_blocked and item.handler.is_async):
                 alone = len(called) == 1 and not (item.handler.is_async and begun > 1)
                 outcome = _overrun(item.handler, alone=alone) if item.has_begun else NOT_STARTED
-                self.inflight.abandon(item, outcome, item.ran(), called)
+                self.inflight.abandon(item, outcome, called)
 
 
 def _is_renewable(held: HeldRow, refused: set[tuple[type[Model], Key]]) -> bool:

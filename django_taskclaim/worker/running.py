@@ -137,7 +137,7 @@ class Running:
 
     async def arun(self, item: WorkItem) -> None:
         """Run *item* on the event loop of this thread, and note the results there."""
-        if item.rows[0].batch.quarantined:
+        if item.rows[0].claim.quarantined:
             called = await sync_to_async(self._begin)(item)
         else:
             called = self._begin(item)
@@ -174,7 +174,7 @@ class Running:
             return held.claim.how_ended() or NOT_STARTED
         if held.handler.needs_source and lacks_source(held.row):
             return judged(held.row, SourceGone([held.row]))
-        if held.batch.quarantined:
+        if held.claim.quarantined:
             try:
                 self._look_at_connections()
                 # If its worker ends from here on, the row has killed it. Before, the row has not started.

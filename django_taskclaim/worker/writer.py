@@ -5,14 +5,13 @@ that is frozen in the middle of a completion, on MySQL too, and nobody waits for
 """
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from django.db import Error, connections
-from django.db.models import Model
 
 from django_taskclaim import connecting, contention
 from django_taskclaim.claim import COMPLETED, Ended, carried_claim, clock
@@ -26,13 +25,13 @@ from django_taskclaim.querysets.writes import fail, finished_rows, lock_free, re
 from django_taskclaim.states import Status
 from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.worker.batch import (
+    DONE,
     Ambiguous,
     Done,
     Failed,
     HeldRow,
     Outcome,
     PutBack,
-    Result,
     judged,
 )
 from django_taskclaim.worker.counters import Counters
@@ -58,44 +57,52 @@ class Writer:
         using: str,
         inflight: InFlight,
         counters: Counters,
-        feeds: Mapping[type[Model], Feed],
+        feeds: Iterable[Feed],
         was_away_since: Callable[[float], bool],
     ) -> None:
         self.using = using
         self.inflight = inflight
         self.counters = counters
         #: Told how long the rows of each model take.
-        self.feeds = feeds
+        self.feeds = {feed.model: feed for feed in feeds}
         #: Says whether the database was away since a moment, as ``LeaseKeeper.was_away_since`` does.
         self.was_away_since = was_away_since
 
     def write(self) -> None:
         """Write all results that are due; those that could not be written stay, and trouble is raised."""
-        end = math.inf
-        for result, rows in _alike(self.inflight.unwritten()):
-            if result.alone:
-                # Each may wait for a lock; others get their turn in between.
-                end = min(end, clock() + PATIENCE)
-                if clock() >= end:
-                    # Together with those like it at the next try, for the lock may be gone by then.
-                    result.alone = False
-                    continue
-            with working_on(rows[0].handler.model):
-                self._write(result, rows)
+        rows, blocked = self.inflight.unwritten()
+        for alike in _alike(rows):
+            blocked += self._write(alike)
+        single: list[HeldRow] = []
+        for alike in _alike(blocked):
+            single += self._write(alike, blocked=True)
+        # Each may wait for a lock. Those left are tried at the next turn, together: the lock may be gone by then.
+        end = clock() + PATIENCE
+        for held in single:
+            if clock() < end:
+                self._write([held], blocked=True)
 
-    def _write(self, result: Result, rows: list[HeldRow]) -> None:
-        """Write a result with one statement; where that fails because of a few rows, that of all the others."""
+    def _write(self, rows: list[HeldRow], *, blocked: bool = False) -> list[HeldRow]:
+        """Write rows that came to the same with one statement; where it fails because of a few, write all the others.
+
+        *blocked* rows are written around locks. Returns rows that met a lock together: some of them may be free.
+        """
         search = _Search(self.using, self.was_away_since)
-        found: list[Bad[HeldRow]] = []
-        for bad in bisect(rows, partial(self._send, result), search.is_of_a_row):
-            if isinstance(bad, Bad):
-                search.check(bad.error, is_first=not found)
-                found.append(bad)
+        found, met = list[Bad[HeldRow]](), list[HeldRow]()
+        with working_on(rows[0].handler.model):
+            for sent in bisect(rows, partial(self._send, blocked), search.is_of_a_row):
+                if isinstance(sent, Bad):
+                    found.append(sent)
+                else:
+                    met += sent
+            if found:
+                search.check()
         for held, error in found:
-            self._refused(result, held, error)
+            self._refused(held, error)
+        return met
 
-    def _send(self, result: Result, rows: Sequence[HeldRow]) -> None:
-        """Write rows of a result in one statement, all or those that nobody has locked; the others come round again."""
+    def _send(self, blocked: bool, rows: Sequence[HeldRow]) -> Sequence[HeldRow]:
+        """Write rows in one statement, all or those that nobody has locked; return them if they met a lock together."""
         locked: Sequence[HeldRow] = ()
         for held in rows:
             held.ending = True
@@ -104,34 +111,30 @@ class Writer:
                 held.carrier()
         try:
             with contention.waiting_once(self.using):
-                if result.locked:
-                    rows, locked = self._write_unlocked(result, rows)
+                if blocked:
+                    rows, locked = self._write_unlocked(rows)
                 else:
-                    self._apply(result, rows)
-        except ClaimLost as error:
-            self._log_lost(result, _those_of(rows, error.lost))
+                    self._apply(rows)
         except Exception as error:
             if (
                 not contention.is_contention(error)
                 or dialect_for(connections[self.using]).has_one_writer
             ):
                 raise
-            self._go_around(result, rows, error)
-            return
-        self._let_go(result, rows)
-        if locked:
-            self._postpone(result, locked)
-
-    def _let_go(self, result: Result, rows: Sequence[HeldRow]) -> None:
-        """Hold these rows no longer, and note how long the handler took."""
+            if not blocked or len(rows) > 1:
+                # One may refer to a row that is locked.
+                self.inflight.postpone(rows)
+                return rows
+            what = f"{rows[0].handler.model._meta.label}: a result waits for a lock that somebody holds"
+            log_rarely(what, error)
+            self._postpone(rows)
+            return ()
         self.inflight.written(rows)
-        ran = sum([held.ran for held in rows])
-        if ran and type(result.outcome) in (Done, Ended):
-            self.feeds[rows[0].handler.model].note(len(rows), ran)
+        if locked:
+            self._postpone(locked)
+        return ()
 
-    def _write_unlocked(
-        self, result: Result, rows: Sequence[HeldRow]
-    ) -> tuple[list[HeldRow], list[HeldRow]]:
+    def _write_unlocked(self, rows: Sequence[HeldRow]) -> tuple[list[HeldRow], list[HeldRow]]:
         """Write the rows that nobody has locked, and return all but the locked ones, and those."""
         dialect = dialect_for(connections[self.using])
         with dialect.own_transaction():
@@ -145,104 +148,78 @@ class Writer:
                     carried_claim(row).end(COMPLETED)
             if unlocked:
                 with dialect.limit_lock_wait(WAIT_AGAIN):
-                    self._apply(result, unlocked)
-        self._log_lost(result, gone)
+                    self._apply(unlocked)
+        self._log_lost(gone)
         return [*unlocked, *gone], locked
 
-    def _go_around(self, result: Result, rows: Sequence[HeldRow], error: Exception) -> None:
-        """Have a result that met a lock written around it, and then row by row, for one may refer to a locked row."""
-        if not result.locked:
-            self._try_again(result, rows)
-        elif len(rows) > 1:
-            for held in rows:
-                self._try_again(result, [held], alone=True)
-        else:
-            log_rarely(
-                f"{rows[0].handler.model._meta.label}: a result waits for a lock that somebody holds",
-                error,
-            )
-            self._postpone(result, rows)
-
-    def _postpone(self, result: Result, rows: Sequence[HeldRow]) -> None:
-        """Let a result wait, and end the session of an abandoned handler that may have its rows locked."""
+    def _postpone(self, rows: Sequence[HeldRow]) -> None:
+        """Let rows wait, and end the session of an abandoned handler that may have them locked."""
+        seconds = LOCKED
         # What breaks here says nothing of the rows that were written just before. The next statement meets it, too.
         with suppress(Error):
-            if result.thread is not None and connecting.end_session_of(result.thread, self.using):
+            if connecting.end_session_of(rows[0].thread, self.using):
                 logger.error("%s: its database session was ended", named(rows[0].row))
-                self._try_again(result, rows, FREED, thread=None)
-                return
-        self._try_again(result, rows, LOCKED)
+                seconds = FREED
+                for held in rows:
+                    held.thread = None
+        self.inflight.postpone(rows, seconds)
 
-    def _try_again(
-        self, result: Result, rows: Sequence[HeldRow], seconds: float = 0.0, **changes: Any
-    ) -> None:
-        """Let rows wait for another try around locks, and be renewed meanwhile."""
-        for held in rows:
-            held.ending = held.claim.unanswered
-        self.inflight.change(result, rows, locked=True, came=clock() + seconds, **changes)
-
-    def _refused(self, result: Result, held: HeldRow, error: Exception) -> None:
-        """Fail a row whose result the database refuses: that is its own fault."""
-        if isinstance(result.outcome, Done):
-            held.error = error
-            failed = self.inflight.change(result, [held], outcome=judged(held.row, error))
-            self._write(failed, [held])
+    def _refused(self, held: HeldRow, error: Exception) -> None:
+        """Have a row fail at the next turn whose result the database refuses: that is its own fault."""
+        if held.outcome is DONE:
+            held.outcome = judged(held.row, error)
         else:
             # Not even its failure or its release can be stored.
             what = "its outcome could not be stored, and it stays as it is until its lease ends"
             key = str(held.claim.pk)
             broken(f"{named(held.row)}: {what}", error, event="unrecorded", keys=[key])
-            self._let_go(result, [held])
+            self.inflight.written([held])
 
-    def _log_lost(self, result: Result, rows: Iterable[HeldRow]) -> None:
+    def _log_lost(self, rows: Iterable[HeldRow]) -> None:
         for held in rows:
             if (ended := held.claim.how_ended()) is not None:
                 # By its handler, which went on after its time was over.
                 self._note([held], ended, 0.0)
                 continue
             self.counters.count(held.handler.model, lost=1)
-            error = held.error if isinstance(held.error, BaseException) else None
             if held.claim.ambiguous:
                 broken(
                     f"{named(held.row)}: whether its transaction was committed cannot be known any more, so this run"
                     " is not repeated",
-                    error or "the answer to its COMMIT was lost",
+                    _raised(held) or "the answer to its COMMIT was lost",
                     event="undecided",
                     keys=[str(held.claim.pk)],
                 )
             else:
-                lost(held, "noticed when its result was written", error=error)
+                lost(held, "noticed when its result was written", error=_raised(held))
 
     # The verbs
 
-    def _apply(self, result: Result, rows: Sequence[HeldRow]) -> None:
-        """Write by the verb of the outcome, and note what is written; ClaimLost names the others."""
+    def _apply(self, rows: Sequence[HeldRow]) -> None:
+        """Write by the verb of the outcome, and note what is written, and what is lost."""
         # Read once, for a process that ends gives up what is not written yet.
-        outcome = result.outcome
+        outcome = rows[0].outcome
         if isinstance(outcome, Ambiguous):
             # Nobody else has the row locked, and its claim stands: nothing was committed.
             outcome = outcome.otherwise
-        began = clock()
+        began, written = clock(), rows
         try:
             self._call_verb(rows, outcome)
         except ClaimLost as error:
-            if written := _those_of(rows, error.written):
-                self._note(written, outcome, clock() - began)
-            raise
-        self._note(rows, outcome, clock() - began)
+            written = _those_of(rows, error.written)
+            self._log_lost(_those_of(rows, error.lost))
+        if written:
+            self._note(written, outcome, clock() - began)
 
     def _call_verb(self, rows: Sequence[HeldRow], outcome: Outcome) -> None:
         first = rows[0]
         match outcome:
             case Done():
                 complete(first.handler.model, _rows_of(rows), first.handler.update_fields)
-            case PutBack():
-                if outcome.raised is None:
-                    release(_rows_of(rows), outcome.delay, quarantined=outcome.quarantined)
-                else:
-                    fail(_rows_of(rows), outcome.raised, retry=True)
-            case Failed():
-                fail(_rows_of(rows), outcome.error, retry=True)
+            case PutBack(raised=None):
+                release(_rows_of(rows), outcome.delay, quarantined=outcome.quarantined)
+            case Failed(error) | PutBack(raised=(BaseException() | str()) as error):
+                fail(_rows_of(rows), error, retry=True)
 
     def _note(self, rows: Sequence[HeldRow], outcome: Outcome, seconds: float) -> None:
         """Count and log what has been written, here or before: by the handler, or with its transaction."""
@@ -251,26 +228,21 @@ class Writer:
                 model, ran = rows[0].handler.model, [held.ran for held in rows]
                 self.counters.count(model, done=len(rows))
                 self.counters.count_times(model, "ran", ran)
-                changed("completed", _rows_of(rows), seconds, ran=sum(ran))
+                if seconds_ran := sum(ran):
+                    self.feeds[model].note(len(rows), seconds_ran)
+                changed("completed", _rows_of(rows), seconds, ran=seconds_ran)
             case PutBack():
                 changed("released", _rows_of(rows), seconds, why=outcome.reason)
             case Failed():
                 for held in rows:
                     # Each row shows its own traceback.
-                    error = outcome.error if held.error is None else held.error
-                    raised = error if isinstance(error, BaseException) else None
-                    self._note_failed(held, class_and_text(error), seconds, raised)
+                    described = class_and_text(held.error or outcome.error)
+                    self._note_failed(held, described, seconds)
             case Ended(failure=(name, text)):
                 for held in rows:
                     self._note_failed(held, (name, text), seconds)
 
-    def _note_failed(
-        self,
-        held: HeldRow,
-        described: tuple[str, str],
-        seconds: float,
-        raised: BaseException | None = None,
-    ) -> None:
+    def _note_failed(self, held: HeldRow, described: tuple[str, str], seconds: float) -> None:
         row, (name, text) = held.row, described
         final = row.__dict__.get(claim_columns(type(row)).status.attname) == Status.FAILED
         self.counters.count_error(type(row), f"{name}: {text}" if name else text, final=final)
@@ -282,7 +254,7 @@ class Writer:
             seconds,
             level=logging.ERROR if final else logging.WARNING,
             why=f"{one_line(name, text).rstrip('.')}; {after}",
-            raised=raised,
+            raised=_raised(held),
             ran=held.ran,
             error=name,
             final=final,
@@ -318,34 +290,34 @@ class _Search:
         connection.ensure_connection()
         return True
 
-    def check(self, error: Exception, *, is_first: bool) -> None:
+    def check(self) -> None:
         """Raise the error of a session that has ended because the database was away: no result is to blame."""
-        is_doubtful = is_first or not contention.is_refusal(error)
-        if is_doubtful and self._ended_session is not None and self.was_away_since(self.began):
+        if self._ended_session is not None and self.was_away_since(self.began):
             raise self._ended_session
 
 
-def _alike(
-    results: Iterable[tuple[Result, list[HeldRow]]],
-) -> list[tuple[Result, list[HeldRow]]]:
+def _alike(rows: Iterable[HeldRow]) -> Iterable[list[HeldRow]]:
     """Put rows together whose results one statement can write."""
-    groups: dict[object, tuple[Result, list[HeldRow]]] = {}
-    for result, rows in results:
-        _, alike = groups.setdefault(_kind(result, rows[0]), (result, []))
-        alike += rows
-    return list(groups.values())
+    groups = defaultdict[object, list[HeldRow]](list)
+    for held in rows:
+        # Nearly all are done.
+        groups[type(held.row) if held.outcome is DONE else _kind(held)].append(held)
+    return groups.values()
 
 
-def _kind(result: Result, first: HeldRow) -> object:
-    """Return what is the same for results that one statement can write."""
-    outcome = result.outcome
-    if result.alone or isinstance(outcome, Ambiguous):
-        return result
-    kind: object = outcome
-    if isinstance(outcome, Failed):
+def _kind(held: HeldRow) -> object:
+    """Return what is the same for rows that one statement can write."""
+    kind: object = held.outcome
+    if isinstance(kind, Ambiguous):
+        return held
+    if isinstance(kind, Failed):
         # Rows that have failed as often are all tried again, or none of them.
-        kind = text_to_store(outcome.error), first.claim.attempts
-    return type(first.row), result.locked, result.thread, kind
+        kind = text_to_store(kind.error), held.claim.attempts
+    return type(held.row), held.thread, kind
+
+
+def _raised(held: HeldRow) -> BaseException | None:
+    return held.error if isinstance(held.error, BaseException) else None
 
 
 def _rows_of(held: Sequence[HeldRow]) -> list[Any]:

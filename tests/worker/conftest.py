@@ -159,8 +159,8 @@ def work(transactional_db: None, settings: Any) -> Iterator[Callable[..., int]]:
 def writer_of(model: Any) -> tuple[Writer, InFlight, Handler]:
     """Return a writer without a worker, where it takes results from, and a handler of *model*."""
     handler, inflight = Handler(model, print), InFlight()
-    feeds = {model: Feed(handler, WorkerOptions((), "w", "default"))}
-    writer = Writer("default", inflight, Counters(), feeds, lambda moment: False)
+    feed = Feed(handler, WorkerOptions((), "w", "default"))
+    writer = Writer("default", inflight, Counters(), [feed], lambda moment: False)
     return writer, inflight, handler
 
 

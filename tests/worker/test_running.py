@@ -195,7 +195,7 @@ def test_a_half_that_is_done_stays_done_when_the_other_half_overruns(
     inflight.add(hold(Handler(Photo, handle, batch=True), Photo.objects.claim_batch(2)))
     executor.start()
     executor.join(120)
-    outcomes = [result.outcome for result, _ in inflight.unwritten()]
+    outcomes = [held.outcome for held in inflight.held()]
     assert outcomes == [DONE, Failed("it ran too long")]
     assert f"Photo {second.pk} came back after its time was over" in caplog.text
 
@@ -212,7 +212,7 @@ def test_whether_the_database_was_away_is_waited_for_once_for_a_batch(
     inflight.add(hold(handler, Photo.objects.claim_batch(3)))
     item: Any = inflight.take(0, Event(), is_async=False)
     Running("default", inflight, keeper).run(item)
-    assert [result.outcome for result, _ in inflight.unwritten()] == [AWAY] * 3
+    assert [held.outcome for held in inflight.held()] == [AWAY] * 3
 
 
 @pytest.mark.once
