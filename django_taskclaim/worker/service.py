@@ -144,9 +144,7 @@ class Service(WorkerThread):
     def work(self) -> None:
         connecting.use_own_connection(self.options.using)
         while not self.leaving.is_set():
-            # Each time, for an error may have replaced the connection.
-            with connections[self.options.using].execute_wrapper(self._note_answer):
-                self._round()
+            self._round()
         for duty in self._duties:
             if duty.at_end:
                 self._guarded(duty.name, duty.job)
@@ -158,6 +156,10 @@ class Service(WorkerThread):
 
     def _round(self) -> None:
         connecting.guard_connections(self.keeper.longest_lease, ours_alone=True)
+        # An error may have replaced the connection.
+        wrappers = connections[self.options.using].execute_wrappers
+        if self._note_answer not in wrappers:
+            wrappers.append(self._note_answer)
         for duty in self._duties:
             began = clock()
             if began < duty.due:
