@@ -302,7 +302,8 @@ class Running:
         timeout = None if handler.timeout is None else handler.timeout.total_seconds()
         limit = asyncio.timeout(timeout)
         try:
-            if self.keeper.troubled_since(self._looked):
+            idle = clock() - self._looked >= USED_LATELY
+            if has_opened(self.orm_thread) and (idle or self.keeper.troubled_since(self._looked)):
                 await sync_to_async(self._look_at_connections)()
             async with limit:
                 return Answer(await acall(handler, [held.row for held in item.rows]))

@@ -5,7 +5,10 @@ from threading import Event
 from typing import Any
 
 import pytest
-from django.db import connection
+from asgiref.sync import sync_to_async
+from django.db import connection, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 from django_taskclaim.handlers import Handler
 from django_taskclaim.worker.batch import NOT_STARTED, Failed, PutBack, hold
@@ -110,6 +113,42 @@ def test_coroutines_run_side_by_side(start_worker: Start) -> None:
     stored = Job.objects.in_bulk()
     assert "ran longer" in stored[slow].last_error
     assert all(stored[key].error_class == "ValueError" for key in failing)
+
+
+#: What lets the session write nothing, by vendor.
+READ_ONLY = {
+    "postgresql": "SET default_transaction_read_only = on",
+    "mysql": "SET SESSION TRANSACTION READ ONLY",
+    "sqlite": "PRAGMA query_only = on",
+}
+
+
+def test_no_connection_stays_open_after_coroutines(work: Callable[..., int]) -> None:
+    """Whether the database or the row is to blame, a thread of a pool has asked on a connection of its own."""
+    opened: list[BaseDatabaseWrapper] = []
+
+    def note(connection: BaseDatabaseWrapper, **kwargs: object) -> None:
+        opened.append(connection)
+
+    def write() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(READ_ONLY[connection.vendor])
+        Effect.objects.create(key="never")
+
+    async def function(photo: Photo) -> None:
+        await sync_to_async(write)()
+
+    (row,) = make(Photo)
+    connection_created.connect(note)
+    try:
+        assert work(Photo, function, max_attempts=1) == 0
+    finally:
+        connection_created.disconnect(note)
+    row.refresh_from_db()
+    assert (row.status, Effect.objects.count()) == ("failed", 0)
+    others = [one for one in opened if one is not connections["default"]]
+    assert len(others) >= 3
+    assert all(one.connection is None for one in others)
 
 
 @pytest.mark.once
