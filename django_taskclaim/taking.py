@@ -75,6 +75,7 @@ def _taken(
     )
     outermost = scope.no_transaction(connection)
     committed: list[bool] = []
+    rows: list[M] = []
     try:
         with scope.detecting_lost_commit(target, target.dialect.guarded_transaction(idle)):
             if outermost:

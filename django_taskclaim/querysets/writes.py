@@ -126,6 +126,7 @@ class Given:
         #: One instance of each row. Other instances of the row share its claim, and show nothing of what a verb writes.
         self.rows: list[models.Model] = []
         kind: Any = None
+        columns: Any = None
         firsts: dict[Any, Claim] = {}
         groups: dict[Any, dict[Claim, models.Model]] = {}
         for row in {id(row): row for row in each}.values():

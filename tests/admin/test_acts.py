@@ -258,6 +258,17 @@ def test_a_button_of_the_list_leads_back_to_the_list_as_it_was_filtered(boss: Cl
         assert answer.status_code == 200 or answer["Location"] == where, link
 
 
+@pytest.mark.parametrize(
+    ("failed", "words"), [(0, "There are none."), (2, "2 failed"), (3, "More than 2 rows")]
+)
+def test_a_button_says_how_many_rows_it_is_about(
+    boss: Client, monkeypatch: pytest.MonkeyPatch, failed: int, words: str
+) -> None:
+    monkeypatch.setattr(actions, "MOST", 2)
+    make(Photo, failed, status="failed")
+    assert words in text_of(boss.get(address(Photo, "claim", "reset")))
+
+
 def test_resuming_one_model_leaves_the_pause_of_all_and_says_so(boss: Client, rows: Any) -> None:
     pause(Photo)
     pause_all(by="eve")
