@@ -66,25 +66,23 @@ class Meaning(Enum):
 
 #: Others held a lock for longer than this session was to wait; 3572 is MySQL's NOWAIT.
 LOCK_TIMEOUTS: frozenset[Code] = frozenset({"55P03", 1205, 3572})
+#: The transaction stood still or took too long; the server stops, or the network to it fails.
+CUT_OFF: tuple[Code, ...] = ("25P03", "25P04", 1053, 1159, 1160, 1161, 1927, 4031)
+#: Too many sessions, or this account is not let in.
+NOT_LET_IN = (1040, 1042, 1043, 1044, 1045, 1049, 1129, 1130, 1203, 1226, 1698, 3118)
 
-MEANINGS: dict[Code, Meaning] = {
+#: A short text is a class of SQLSTATEs.
+CODES: dict[Meaning, tuple[Code, ...]] = {
     # serialization_failure, deadlock_detected; deadlock, changed since the snapshot (MariaDB)
-    **dict.fromkeys((*LOCK_TIMEOUTS, "40001", "40P01", 1213, 1020), Meaning.CONTENTION),
-    **dict.fromkeys(
-        ("25006", 1021, 1037, 1041, 1047, 1114, 1290, 1792, 1836, 3032), Meaning.SERVER
-    ),
-    # Classes of SQLSTATEs: insufficient resources, system error; connection exception, operator intervention.
-    **dict.fromkeys(("53", "58"), Meaning.SERVER),
-    **dict.fromkeys(("08", "57P"), Meaning.SESSION),
+    Meaning.CONTENTION: (*LOCK_TIMEOUTS, "40001", "40P01", 1213, 1020),
+    # 53 and 58: insufficient resources, system error
+    Meaning.SERVER: ("25006", "53", "58", 1021, 1037, 1041, 1047, 1114, 1290, 1792, 1836, 3032),
+    # 08 and 57P: connection exception, operator intervention
+    Meaning.SESSION: ("08", "57P", *CUT_OFF, *NOT_LET_IN),
     # temp_file_limit is a limit of one statement, although its class is that of insufficient resources.
-    "53400": Meaning.REFUSAL,
-    # The transaction stood still or took too long; the server stops, or the network to it fails.
-    **dict.fromkeys(("25P03", "25P04", 1053, 1159, 1160, 1161, 1927, 4031), Meaning.SESSION),
-    # Too many sessions, or this account is not let in.
-    **dict.fromkeys(
-        (1040, 1042, 1043, 1044, 1045, 1049, 1129, 1130, 1203, 1226, 1698, 3118), Meaning.SESSION
-    ),
+    Meaning.REFUSAL: ("53400",),
 }
+MEANINGS = {code: meaning for meaning, codes in CODES.items() for code in codes}
 
 #: Low bytes of extended codes. SQLITE_BUSY and SQLITE_LOCKED; out of memory, read-only, I/O error, corrupt, full,
 #: cannot open, locking protocol, no database.
@@ -113,38 +111,36 @@ def is_refusal(error: BaseException) -> bool:
     return not isinstance(error, TROUBLE) or meaning_of(error) is Meaning.REFUSAL
 
 
-def _answer(error: BaseException | None) -> tuple[Code | None, Meaning | None]:
+def _answer(error: BaseException | None, depth: int = 0) -> tuple[Code | None, Meaning | None]:
     """Return the code of an error and what it means, or of what a database error was raised from.
 
     The cause of a database error is looked at, too, for that is where Django keeps the driver's error. The cause of
     any other error is not: code that raised a ``ValueError`` from a deadlock has dealt with the deadlock.
     """
     # No chain of causes is as long, but one may lead back to its beginning.
-    for _ in range(10):
-        if error is None:
-            break
-        # PEP 249's class name, which Django, every driver and SQLAlchemy share.
-        is_of_database = any(kind.__name__ == "DatabaseError" for kind in type(error).__mro__)
-        # psycopg 3, asyncpg and others say sqlstate, psycopg2 says pgcode.
-        sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-        sqlite_code = getattr(error, "sqlite_errorcode", None)
-        # A bare number counts only in a database error: KeyError(1213) is about a key.
-        number = error.args[0] if error.args and is_of_database else None
-        if isinstance(sqlstate, str):
-            # The code itself, or else its class.
-            known = next((sqlstate[:n] for n in (5, 3, 2) if sqlstate[:n] in MEANINGS), "")
-            return sqlstate, MEANINGS.get(known, Meaning.REFUSAL)
-        if isinstance(sqlite_code, int):
-            return sqlite_code, SQLITE_MEANINGS.get(sqlite_code & 0xFF, Meaning.REFUSAL)
-        if type(error).__module__ == "sqlite3" and type(error).__name__ == "OperationalError":
-            # The driver's own, without a code: a text that is not UTF-8.
-            return None, Meaning.REFUSAL
-        if isinstance(number, int):
-            # From 2000 to 2999 the client speaks: the server is gone.
-            usual = Meaning.SESSION if number // 1000 in (0, 2) else Meaning.REFUSAL
-            return number, MEANINGS.get(number, usual)
-        error = error.__cause__ if is_of_database else None
-    return None, None
+    if error is None or depth == 10:
+        return None, None
+    # PEP 249's class name, which Django, every driver and SQLAlchemy share.
+    is_of_database = any(kind.__name__ == "DatabaseError" for kind in type(error).__mro__)
+    # psycopg 3, asyncpg and others say sqlstate, psycopg2 says pgcode.
+    sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    sqlite_code = getattr(error, "sqlite_errorcode", None)
+    # A bare number counts only in a database error: KeyError(1213) is about a key.
+    number = error.args[0] if error.args and is_of_database else None
+    if isinstance(sqlstate, str):
+        # The code itself, or else its class.
+        known = next((sqlstate[:n] for n in (5, 3, 2) if sqlstate[:n] in MEANINGS), "")
+        return sqlstate, MEANINGS.get(known, Meaning.REFUSAL)
+    if isinstance(sqlite_code, int):
+        return sqlite_code, SQLITE_MEANINGS.get(sqlite_code & 0xFF, Meaning.REFUSAL)
+    if type(error).__module__ == "sqlite3" and type(error).__name__ == "OperationalError":
+        # The driver's own, without a code: a text that is not UTF-8.
+        return None, Meaning.REFUSAL
+    if isinstance(number, int):
+        # From 2000 to 2999 the client speaks: the server is gone.
+        usual = Meaning.SESSION if number // 1000 in (0, 2) else Meaning.REFUSAL
+        return number, MEANINGS.get(number, usual)
+    return _answer(error.__cause__ if is_of_database else None, depth + 1)
 
 
 # Retries
@@ -244,11 +240,14 @@ class retry_on_contention:
         have lost effects must roll back.
         """
         code, meaning = _answer(error)
-        if code is None or meaning is not Meaning.CONTENTION:
+        is_passed_on = code in LOCK_TIMEOUTS and not self.lock_timeouts
+        if code is None or meaning is not Meaning.CONTENTION or is_passed_on:
             return None
-        if code in LOCK_TIMEOUTS and not self.lock_timeouts:
-            return None
-        hit = [connection for connection in self._affected(error) if _in_transaction(connection)]
+        # Without an alias it may be of any; another library's error comes from another library's transaction.
+        others = connections.all(initialized_only=True) if isinstance(error, Error) else []
+        has_alias = self.atomic or self.using is not None
+        affected = [connections[self.using or DEFAULT_DB_ALIAS]] if has_alias else others
+        hit = [connection for connection in affected if _in_transaction(connection)]
         for connection in hit:
             if connection.in_atomic_block:
                 connection.set_rollback(True)
@@ -266,21 +265,10 @@ class retry_on_contention:
         pause = random.uniform(0, longest)
         facts: dict[str, object] = {"code": code, "attempt": attempt, "elapsed": elapsed}
         facts |= {"wait": pause, "using": self.using}
-        logger.warning(
-            "Try %d met contention (database code %s) after %.3f s, trying again in %.3f s: %s",
-            *(attempt, code, elapsed, pause, error),
-            extra=facts,
-        )
+        text = "Try %d met contention (database code %s) after %.3f s, trying again in %.3f s: %s"
+        logger.warning(text, attempt, code, elapsed, pause, error, extra=facts)
         contention_retried.send_robust(sender=retry_on_contention, **facts)
         return pause
-
-    def _affected(self, error: Exception) -> list[BaseDatabaseWrapper]:
-        """Return the connections that *error* may have come from."""
-        if self.atomic or self.using is not None:
-            return [connections[self.using or DEFAULT_DB_ALIAS]]
-        if not isinstance(error, Error):
-            return []  # Another library's error comes from another library's transaction.
-        return list(connections.all(initialized_only=True))
 
 
 def Retriable(target: T, *, retries: int | None = None, using: str | None = None) -> T:
