@@ -181,6 +181,14 @@ def close_all() -> None:
     _opened.pop(threading.get_ident(), None)
 
 
+def call_and_close(work: Callable[..., object], *args: object) -> None:
+    """Do some work, and close the connections that the thread has opened, however that ends."""
+    try:
+        work(*args)
+    finally:
+        close_all()
+
+
 def left_open(*, but_for: Container[str] = ()) -> list[str]:
     """Return the aliases on which the thread's last row left a transaction open, and forget those connections.
 

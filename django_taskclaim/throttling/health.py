@@ -48,9 +48,7 @@ class Sql:
     def __init__(
         self, statement: str, *, at_most: float, name: str = "", using: str | None = None
     ) -> None:
-        self.statement = statement
-        self.at_most = at_most
-        self.using = using
+        self.statement, self.at_most, self.using = statement, at_most, using
         self.name = name or " ".join(statement.split())[:80]
 
     def __call__(self, using: str) -> str | None:

@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from django.db import NotSupportedError, connections
+from django.db import NotSupportedError
 from django.db.models import Model
 from django.utils.connection import ConnectionDoesNotExist
 
 from django_taskclaim import conf
 from django_taskclaim.awaitables import name_of
 from django_taskclaim.claim import clock
-from django_taskclaim.connecting import use_own_connection
+from django_taskclaim.connecting import call_and_close, use_own_connection
 from django_taskclaim.contention import contention_retried
 from django_taskclaim.error_text import redact
 from django_taskclaim.monitoring.overview import database_time
@@ -56,13 +56,6 @@ def working_on(model: type[Model]) -> Iterator[None]:
         _working_on.reset(before)
 
 
-class ThrottleState(NamedTuple):
-    """Why claims of one model wait, and until when by ``clock()``; the cause may end it before."""
-
-    reason: str
-    until: float
-
-
 class HealthCheck:
     """One check, the models it stops, and what it answered last."""
 
@@ -76,16 +69,15 @@ class HealthCheck:
         self._check = check
         #: It lives while the check is asked, and has a connection of its own.
         self.thread = threading.Thread()
-        #: The stop that it has asked for.
-        self.state: ThrottleState | None = None
+        #: Why its models are stopped, empty where they are not, and until when by ``clock()``, if it asks for no more.
+        self.reason, self.until = "", 0.0
         self._warned_at = -math.inf
 
     def begin(self, using: str) -> None:
         """Ask the check in a thread."""
         self.asked_at = clock()
-        self.thread = threading.Thread(
-            target=self._ask, args=[using], name="taskclaim-check", daemon=True
-        )
+        self.thread = threading.Thread(target=call_and_close, args=[self._ask, using], daemon=True)
+        self.thread.name = "taskclaim-check"
         self.thread.start()
 
     def _ask(self, using: str) -> None:
@@ -97,26 +89,22 @@ class HealthCheck:
             self.note(str(error))
         except BaseException as error:
             self.note(None, broken=f"{type(error).__name__}: {error}")
-        finally:
-            connections.close_all()
 
     def note(self, reason: str | None, *, broken: str = "") -> None:
         """Stop the models for *reason*, if there is one; why the check is *broken* is logged, once a minute."""
         if not isinstance(reason, str | None):
             raise TypeError(f"a health check returns a reason or None, not {reason!r}")
         every = conf.duration("HEALTH_EVERY").total_seconds()
-        until = clock() + max(QUESTIONS_MISSED * every, SHORTEST_STOP)
+        self.until = clock() + max(QUESTIONS_MISSED * every, SHORTEST_STOP)
         # Reports keep 500 characters, without those that a database refuses.
-        self.state = ThrottleState(redact(reason)[:500], until) if reason else None
+        self.reason = redact(reason or "")[:500]
         # Spread out, so that the processes of a host do not all ask at once.
         self.due_at = self.asked_at + every * random.uniform(0.75, 1.0)
         if broken and clock() - self._warned_at >= WARN_EVERY:
             self._warned_at = clock()
-            logger.warning(
-                "The health check %s does not work, so it stops nothing: %s",
-                *(self.name, broken),
-                extra={"event": "check_broken", "check": self.name},
-            )
+            text = "The health check %s does not work, so it stops nothing: %s"
+            facts = {"event": "check_broken", "check": self.name}
+            logger.warning(text, self.name, broken, extra=facts)
 
 
 class CircuitBreaker:
@@ -138,8 +126,8 @@ class CircuitBreaker:
         self._first_rest = conf.duration("BREAKER_REST").total_seconds()
         self._lock = threading.Lock()
         self._trips = 0
-        #: Why nothing may be claimed, or was until the rest was over; None while the breaker is closed.
-        self.state: ThrottleState | None = None
+        #: Why it rests, or has rested, empty while it is closed, and until when by ``clock()``.
+        self.reason, self.until = "", 0.0
         self._begin_to_count()
 
     def heard(self, *, good: int = 0, bad: int = 0) -> None:
@@ -147,10 +135,13 @@ class CircuitBreaker:
         with self._lock:
             if self.rests() or not good + bad:
                 return
-            if self.state is not None:
+            if self.reason:
                 # After a rest one try decides.
-                self.state = None if good else self._rest("a try after a rest failed again")
                 self._begin_to_count()
+                if good:
+                    self.reason = ""
+                else:
+                    self._rest("a try after a rest failed again")
                 return
             if clock() - self._counts_since > self._within:
                 self._begin_to_count()
@@ -159,20 +150,20 @@ class CircuitBreaker:
             self._bad += bad
             total = self._good + self._bad
             if bad and total >= self._outcomes and self._bad / total >= self._rate:
-                self.state = self._rest(f"{self._bad} of the last {total} tries failed")
+                self._rest(f"{self._bad} of the last {total} tries failed")
 
     def rests(self) -> bool:
         """Say whether nothing may be claimed now; what has not started is to go back, because it would only fail."""
-        return self.state is not None and clock() < self.state.until
+        return clock() < self.until
 
     def _begin_to_count(self) -> None:
         self._good, self._bad, self._counts_since = 0, 0, clock()
 
-    def _rest(self, reason: str) -> ThrottleState:
-        """Return a rest from now on, twice as long as the last one if that was not long ago."""
+    def _rest(self, reason: str) -> None:
+        """Rest from now on, twice as long as the last time if that was not long ago."""
         self._trips += 1
         rests = min(2 ** (self._trips - 1), LONGEST_REST)
-        return ThrottleState(reason, clock() + rests * self._first_rest)
+        self.until, self.reason = clock() + rests * self._first_rest, reason
 
 
 class Throttles:
@@ -198,7 +189,7 @@ class Throttles:
 
     def reason_for(self, model: type[Model]) -> str:
         """Return why *model* may not be claimed now, empty while it may; asks no database."""
-        return next((state.reason for of, _, state in self._states() if of is model), "")
+        return next((one.reason for of, one in self._in_force() if of is model), "")
 
     def most(self, model: type[Model]) -> float:
         """Return how many rows of *model* a claim may take: 0 before the checks have answered, 1 after a rest."""
@@ -209,7 +200,7 @@ class Throttles:
     def trial_since(self, model: type[Model]) -> float | None:
         """Return the end of the rest after which one row of *model* is tried, by ``clock()``; None where none is."""
         breaker = self.breakers.get(model)
-        return None if breaker is None or breaker.state is None else breaker.state.until
+        return breaker.until if breaker and breaker.reason else None
 
     def _count_contention(self, **facts: object) -> None:
         # A renewal and other upkeep work on no model, so their contention is no failure of one.
@@ -230,26 +221,21 @@ class Throttles:
 
     def report(self) -> list[dict[str, str]]:
         """Return what holds now, for the report of the process."""
-        states = self._states()
-        if not states:
+        if not (stops := self._in_force()):
             return []
         now = database_time(self.using)
         return [
             {
                 "label": scope_of(model),
-                "source": source,
-                "reason": state.reason,
-                "until": (now + timedelta(seconds=state.until - clock())).isoformat(),
+                "source": one.name,
+                "reason": one.reason,
+                "until": (now + timedelta(seconds=one.until - clock())).isoformat(),
             }
-            for model, source, state in states
+            for model, one in stops
         ]
 
-    def _states(self) -> list[tuple[type[Model], str, ThrottleState]]:
-        """Return the stops that are in force: which model is stopped, by what, and why."""
-        sources: list[HealthCheck | CircuitBreaker] = [*self._checks, *self.breakers.values()]
-        return [
-            (model, one.name, state)
-            for one in sources
-            for model in one.models
-            if (state := one.state) is not None and clock() < state.until
-        ]
+    def _in_force(self) -> list[tuple[type[Model], HealthCheck | CircuitBreaker]]:
+        """Return which model is stopped now, and by what."""
+        throttles: list[HealthCheck | CircuitBreaker] = [*self._checks, *self.breakers.values()]
+        asking = [one for one in throttles if one.reason and clock() < one.until]
+        return [(model, one) for one in asking for model in one.models]

@@ -6,13 +6,14 @@ The main thread waits for signals, and one more for the supervisor; neither asks
 import contextlib
 import gc
 import select
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from django_taskclaim.claim import clock
-from django_taskclaim.connecting import work_in_schema
+from django_taskclaim.connecting import call_and_close, work_in_schema
 from django_taskclaim.error_text import redact
 from django_taskclaim.worker.batch import Notes, PutBack
 from django_taskclaim.worker.claimer import Claimer
@@ -21,9 +22,13 @@ from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import AFTER_GRACE, NOW, ExitCode, WorkerOptions
 from django_taskclaim.worker.records import log_to_console, logger, named, summary, touch
 from django_taskclaim.worker.service import Service
-from django_taskclaim.worker.stop_signals import StopSignals, leave, leave_at_last
+from django_taskclaim.worker.stop_signals import STOP_SIGNALS, StopSignals, leave, leave_at_last
 from django_taskclaim.worker.threads import WorkerThread, stack_of
 
+T = TypeVar("T")
+
+#: How many seconds a silent database may hold up the start.
+PATIENCE = 10.0
 #: Seconds that running rows may go on once the supervisor is gone.
 ORPHAN_GRACE = 5.0
 #: Seconds after which an orphan ends by force.
@@ -203,6 +208,23 @@ def run_in_process(options: WorkerOptions) -> int:
         code = Process(options).run(signals, lambda word: touch(options.health_file))
         # Nobody starts another process.
         return ExitCode.CUT_SHORT if code == ExitCode.RECYCLE else code
+
+
+def found_unless_stopped(search: Iterable[T]) -> list[T]:
+    """Return what *search* finds within PATIENCE; a stop signal ends the process with 0.
+
+    It runs in another thread, because a driver that waits for a silent database may react to no signal.
+    """
+    found: list[T] = []
+    thread = threading.Thread(target=call_and_close, args=[found.extend, search], daemon=True)
+    thread.name = "taskclaim-question"
+    thread.start()
+    end = clock() + PATIENCE
+    while thread.is_alive() and clock() < end:
+        if hasattr(signal, "sigpending") and signal.sigpending() & {*STOP_SIGNALS}:
+            leave(0)
+        thread.join(0.02)
+    return found
 
 
 def send(link: Connection, word: bytes) -> None:

@@ -7,22 +7,12 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
-from typing import Any, NoReturn, TypeVar
-
-from django.db import connections
-
-from django_taskclaim.claim import clock
+from typing import Any, NoReturn
 
 #: Signals that ask a worker to stop. A child does not count its own, because a process group gets them all.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-T = TypeVar("T")
-
-#: How many seconds a silent database may hold up the start.
-PATIENCE = 10.0
 
 
 def leave(code: int) -> NoReturn:
@@ -39,29 +29,6 @@ def leave_at_last(seconds: float, code: int) -> None:
     last = threading.Timer(seconds, os._exit, [code])
     last.daemon = True
     last.start()
-
-
-def found_unless_stopped(search: Iterable[T]) -> list[T]:
-    """Return what *search* finds within PATIENCE; a stop signal ends the process with 0.
-
-    It runs in another thread, because a driver that waits for a silent database may react to no signal.
-    """
-    found: list[T] = []
-
-    def ask() -> None:
-        try:
-            found.extend(search)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=ask, name="taskclaim-question", daemon=True)
-    thread.start()
-    end = clock() + PATIENCE
-    while thread.is_alive() and clock() < end:
-        if hasattr(signal, "sigpending") and signal.sigpending() & {*STOP_SIGNALS}:
-            leave(0)
-        thread.join(0.02)
-    return found
 
 
 class StopSignals:

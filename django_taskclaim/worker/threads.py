@@ -6,7 +6,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from django_taskclaim.connecting import close_all, drop_broken
+from django_taskclaim.connecting import call_and_close, drop_broken
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import log_rarely
@@ -33,10 +33,7 @@ class WorkerThread(threading.Thread):
 
     def run(self) -> None:
         """Work, and close the connections that this thread has opened, however that ends."""
-        try:
-            self.work()
-        finally:
-            close_all()
+        call_and_close(self.work)
 
     def work(self) -> None:
         """Do what this thread is for, until it is to leave."""

@@ -52,9 +52,9 @@ from django_taskclaim.management.base import (
 )
 from django_taskclaim.switch import holds
 from django_taskclaim.worker.options import HOW_TO_HANDLE, ExitCode, WorkerOptions
-from django_taskclaim.worker.process import run_in_process
+from django_taskclaim.worker.process import found_unless_stopped, run_in_process
 from django_taskclaim.worker.records import log_to_console
-from django_taskclaim.worker.stop_signals import STOP_SIGNALS, found_unless_stopped, leave
+from django_taskclaim.worker.stop_signals import STOP_SIGNALS, leave
 
 
 class Command(ClaimCommand):
