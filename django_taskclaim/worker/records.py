@@ -25,15 +25,14 @@ def changed(
     seconds: float,
     *,
     level: int = logging.DEBUG,
-    why: str = "",
     raised: BaseException | None = None,
-    ran: float | None = None,
     **facts: Any,
 ) -> None:
     """Record that *rows* of one model were claimed, completed, failed, released or lost, by a statement of *seconds*.
 
-    *ran* says how many seconds handlers had taken. *why* is logged as it is, so what an error says goes through
-    ``one_line`` or ``class_and_text`` first. *raised* brings its traceback, redacted where there is a hook.
+    Among the facts ``ran`` says how many seconds handlers had taken. A ``reason`` is logged as it is, so what an error
+    says goes through ``one_line`` or ``class_and_text`` first. *raised* brings its traceback, redacted where there is a
+    hook.
     """
     if not logger.isEnabledFor(level):
         return
@@ -41,14 +40,12 @@ def changed(
     claim = claim_of(first)
     many = f"{counted(len(rows), 'row')} of {first._meta.label}"
     what = named(first) if len(rows) == 1 else many
-    if ran is not None:
-        what += f", {ran:,.3f} s in the handler"
-        facts["ran"] = ran
+    if "ran" in facts:
+        what += f", {facts['ran']:,.3f} s in the handler"
     if seconds:
         what += f", {seconds * 1000:.1f} ms in the database"
-    if why:
-        what += f": {why}"
-        facts["reason"] = why
+    if "reason" in facts:
+        what += f": {facts['reason']}"
     facts |= {
         "event": event,
         "model": first._meta.label,
@@ -69,13 +66,12 @@ def lost(held: HeldRow, why: str, *, error: BaseException | None = None) -> None
     if again and (error is None or isinstance(error, ClaimLost)):
         return
     held.claim.loss_logged = True
-    facts: dict[str, Any] = {}
+    facts = {"reason": why}
     if error is not None:
         name, text = class_and_text(error)
-        why = f"{why}; its handler raised {one_line(name, text)}"
-        facts = {"error": name}
+        facts = {"error": name, "reason": f"{why}; its handler raised {one_line(name, text)}"}
     event = "raised" if again else "lost"
-    changed(event, [held.row], 0.0, level=logging.WARNING, why=why, raised=error, **facts)
+    changed(event, [held.row], 0.0, level=logging.WARNING, raised=error, **facts)
 
 
 def broken(what: str, error: BaseException | str, **facts: object) -> None:
@@ -87,14 +83,10 @@ def broken(what: str, error: BaseException | str, **facts: object) -> None:
 
 def summary(name: str, counters: Counters, held: int) -> None:
     """Record the counts of one process."""
-    logger.info(
-        "%s: %s done, %s failed, %s held",
-        name,
-        counted(counters.done, "row"),
-        f"{counters.failed:,}",
-        f"{held:,}",
-        extra={"event": "summary", "done": counters.done, "failed": counters.failed, "held": held},
-    )
+    done, failed = counters.done, counters.failed
+    what = f"{counted(done, 'row')} done, {failed:,} failed, {held:,} held"
+    facts = {"event": "summary", "done": done, "failed": failed, "held": held}
+    logger.info("%s: %s", name, what, extra=facts)
 
 
 def named(row: models.Model) -> str:

@@ -232,7 +232,7 @@ class Writer:
                     self.feeds[model].note(len(rows), seconds_ran)
                 changed("completed", _rows_of(rows), seconds, ran=seconds_ran)
             case PutBack():
-                changed("released", _rows_of(rows), seconds, why=outcome.reason)
+                changed("released", _rows_of(rows), seconds, reason=outcome.reason)
             case Failed():
                 for held in rows:
                     # Each row shows its own traceback.
@@ -253,7 +253,7 @@ class Writer:
             [row],
             seconds,
             level=logging.ERROR if final else logging.WARNING,
-            why=f"{one_line(name, text).rstrip('.')}; {after}",
+            reason=f"{one_line(name, text).rstrip('.')}; {after}",
             raised=_raised(held),
             ran=held.ran,
             error=name,
