@@ -17,7 +17,7 @@ from django_taskclaim.control.reading import AGE_OF_MINUTES, MINUTE, TEN_MINUTES
 from django_taskclaim.db import DatabaseLater, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.monitoring.overview import database_time
-from django_taskclaim.tables import WorkerProcess, scope_of
+from django_taskclaim.tables import scope_of
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import PRUNE_EVERY, Duty, Service, in_pieces
 
@@ -59,7 +59,7 @@ class Poller:
 
     def look(self) -> None:
         """Obey the command that a person gave this process."""
-        mine = WorkerProcess.objects.using(self.using).filter(name=self.process)
+        mine = self.service.own_row
         for command in mine.exclude(command="").values_list("command", flat=True):
             _DOING[command](self.service)
             facts = {"event": "command", "command": command}

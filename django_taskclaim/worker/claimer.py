@@ -28,9 +28,6 @@ LAST_WAIT = 0.25
 #: For so many seconds after a statement its connection is taken to be there still, and not asked.
 USED_LATELY = 5.0
 
-#: Seconds between two looks for rows on which nobody works; fewer for short leases.
-STRAYS_EVERY = 1.0
-
 #: How soon to try again where nobody could look yet; that asks the database nothing.
 NOT_YET = 0.25
 
@@ -47,10 +44,10 @@ class Claimer(WorkerThread):
         self.service = service
         self.keeper = service.keeper
         self.feeds = service.feeds
-        by_label = {feed.model._meta.label: feed for feed in self.feeds}
+        by_label = {feed.label: feed for feed in self.feeds}
         for label, holder, keys, batch in inflight.notes.unstarted():
             why = "the process before it had not started it"
-            by_label[label].strays.append(Stray(holder, why, keys, batch))
+            by_label[label].strays[holder] = Stray(why, keys, batch)
         #: Whether a drain ended before the work did.
         self.leaves_work = False
         self.writer = Writer(
@@ -68,10 +65,9 @@ class Claimer(WorkerThread):
         connecting.guard_connections(self.keeper.longest_lease, ours_alone=True)
         failures = 0
         while not self._is_over():
-            if self.attempt(WORK, self._turn) is None:
-                failures = 0
-            else:
-                failures += 1
+            error = self.attempt(WORK, self._turn)
+            failures = 0 if error is None else failures + 1
+            if failures:
                 self._rest(failures)
         self.attempt(WORK, self._end)
 
@@ -98,9 +94,7 @@ class Claimer(WorkerThread):
         for feed in self.feeds:
             if feed.strays and feed.strays_at <= clock():
                 self._ensure_usable()
-                # Sooner than a reaper, which waits for a quarter of the lease.
-                pause = min(STRAYS_EVERY, self.keeper.renewal_interval() / 4)
-                feed.find_strays(self.inflight, pause)
+                feed.find_strays(self.inflight)
         if self._next_write(self._next_look()) <= clock():
             self._write()
         looked = False
@@ -199,7 +193,6 @@ class Claimer(WorkerThread):
 
     def _claim(self, feed: Feed, poll: float) -> float:
         """Claim a batch, and return in how many seconds to look again: at once after a full one, else after *poll*."""
-        handler, model = feed.handler, feed.model
         not_yet = min(NOT_YET, poll)
         if not self.keeper.healthy(feed.lease()):
             # A lease that cannot be renewed is not worth taking.
@@ -208,7 +201,7 @@ class Claimer(WorkerThread):
             # The service sees when that is over, and has this thread look at once.
             return poll
         most = feed.most()
-        size = int(min(most, self.left, self.service.throttles.most(model)))
+        size = int(min(most, self.left, self.service.throttles.most(feed.model)))
         self._ensure_usable()
         if size == 0 or self.leaving.is_set():
             # Health checks have not answered yet, or the signal to stop has come.
@@ -216,7 +209,7 @@ class Claimer(WorkerThread):
         rows = self._claimed(feed, size)
         if not rows:
             return 0.0 if feed.open_more() else poll
-        held = hold(handler, rows)
+        held = hold(feed.handler, rows)
         self.inflight.add(held)
         return 0.0 if len(rows) == most or held[0].claim.quarantined else poll
 
@@ -234,17 +227,15 @@ class Claimer(WorkerThread):
             # Some may have been claimed: the COMMIT may be on its way for as long as the server lets the transaction
             # stand.
             until = clock() + 2 * call.lease.total_seconds()
-            why = "the claim's COMMIT was not answered"
-            feed.strays.append(Stray(holder, why, until=until))
+            feed.strays[holder] = Stray("the claim's COMMIT was not answered", until=until)
             raise
         if not rows:
             return rows
         changed("claimed", rows, clock() - began)
         self.left -= len(rows)
-        counters = self.service.counters
-        counters.count(feed.model, claimed=len(rows))
+        self.service.counters.count(feed.model, claimed=len(rows))
         if (seconds := seconds_due(rows[0])) is not None:
-            counters.count_times(feed.model, "waited", [seconds])
+            self.service.counters.count_times(feed.model, "waited", [seconds])
         try:
             return prepare(handler, rows)
         except BaseException:
@@ -257,27 +248,21 @@ class Claimer(WorkerThread):
 
     def _has_drained(self) -> bool:
         """Say whether a drain is over: nothing that matches is open or processing by anyone, or all is stopped."""
-        if not self.options.drain or any(feed.next_look <= 0.0 for feed in self.feeds):
+        looks_at_once = any(feed.next_look <= 0.0 for feed in self.feeds)
+        # What still runs may be what the circuit breaker waits for.
+        if not self.options.drain or looks_at_once or not self.inflight.is_empty():
             return False
-        unfinished = [feed for feed in self.feeds if feed.is_unfinished()]
-        if not unfinished:
-            return True
-        self.service.read_switch()
+        if unfinished := [feed for feed in self.feeds if feed.is_unfinished()]:
+            self.service.read_switch()
         stops = list(map(self._stop_of, unfinished))
-        if not all(stops):
-            return False
-        self.leaves_work = True
-        logger.warning("%s, so the drain ends with work left", "; ".join(stops))
-        return True
+        if stops and all(stops):
+            self.leaves_work = True
+            logger.warning("%s, so the drain ends with work left", "; ".join(stops))
+        return all(stops)
 
     def _stop_of(self, feed: Feed) -> str:
         """Say what keeps a model's rows from being claimed; empty where nothing does, or may not for long."""
-        if not self.inflight.is_empty():
-            # What still runs may be what the circuit breaker waits for.
-            return ""
-        label = feed.model._meta.label
         if stop := self.service.stop_of(feed):
-            return f"{label} is {stop}"
-        if feed.is_refused():
-            return f"the database refuses to have the last rows of {label} written"
-        return ""
+            return f"{feed.label} is {stop}"
+        text = f"the database refuses to have the last rows of {feed.label} written"
+        return text if feed.is_refused() else ""

@@ -5,18 +5,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connections
 from django.db.models import Q
 
 from django_taskclaim import conf
 from django_taskclaim.claim import carried_claim, clock
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.completion import Clear
-from django_taskclaim.db import dialect_for
 from django_taskclaim.db.notify import QUIET, SILENCE
 from django_taskclaim.handlers import Handler
 from django_taskclaim.limits import LimitReached, Stops
 from django_taskclaim.limits.key_limits import limits_over
+from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.cursor import Cursor
 from django_taskclaim.querysets.instances import claimed_by
@@ -35,6 +34,8 @@ TARGET = 1.0
 AHEAD = 0.01
 #: The most rows of a claim if no size is given.
 LARGEST = 500
+#: Seconds between two looks for rows on which nobody works; fewer for short leases.
+STRAYS_EVERY = 1.0
 #: What was known before has the weight of so many new rows.
 REMEMBERED = 50
 
@@ -43,7 +44,6 @@ REMEMBERED = 50
 class Stray:
     """A claim on whose rows nobody works: it ended in an error, or the process before this one had not started them."""
 
-    holder: str
     why: str
     #: The only rows of the claim that are meant, and where they are noted; None for all that are found.
     keys: list[object] | None = None
@@ -58,6 +58,7 @@ class Feed:
     def __init__(self, handler: Handler, options: WorkerOptions) -> None:
         self.handler, self.model = handler, handler.model
         self.options, self.using = options, options.using
+        self.label = self.model._meta.label
         #: The name by which it is called where there are new rows.
         self.table = claim_columns(self.model).owner._meta.db_table
         self.cursor = Cursor()
@@ -79,7 +80,8 @@ class Feed:
         self.least = 1 if handler.batch else self._abreast
         #: Seconds that one row takes; 0 before the first.
         self._each = 0.0
-        self.strays: list[Stray] = []
+        #: By holder.
+        self.strays: dict[str, Stray] = {}
         #: By ``clock()``, when to look for their rows.
         self.strays_at = 0.0
         #: Of a drain: when it began, by the database's clock, and the key beyond which it plans no ranges.
@@ -104,9 +106,7 @@ class Feed:
 
     def makes_room(self) -> bool:
         """Say whether the next claim may take more once a row has ended."""
-        if self.reached is not None:
-            return self.reached.wait is None
-        return bool(limits_over(self.model))
+        return self.reached.wait is None if self.reached else bool(limits_over(self.model))
 
     def rows(self) -> Any:
         """Return what claims start from; of rows that open again when they are done, a drain takes each once."""
@@ -116,7 +116,7 @@ class Feed:
         # Without a waiting time nothing tells them apart.
         if not is_repeated or columns.not_before is None:
             return rows
-        self._began = self._began or dialect_for(connections[self.using]).current_time()
+        self._began = self._began or database_time(self.using)
         # Those due then, new ones, and those that failed since.
         has_failed = Q() if columns.attempts is None else Q(**{f"{columns.attempts.name}__gt": 0})
         return rows.filter(is_due(columns, self._began) | has_failed)
@@ -163,22 +163,19 @@ class Feed:
 
     # Giving back
 
-    def find_strays(self, inflight: InFlight, pause: float = 0.0) -> None:
-        """Have stray rows given back before an expiry charges them a try that nobody made.
-
-        A part of a claim may be found later than the rest, so there is another look after a *pause* in seconds.
-        """
-        self.strays_at = clock() + pause
+    def find_strays(self, inflight: InFlight) -> None:
+        """Have stray rows given back before an expiry charges them a try that nobody made."""
+        # A part of a claim may be found later than the rest, but a reaper waits for a quarter of the lease.
+        self.strays_at = clock() + min(STRAYS_EVERY, self.lease().total_seconds() / 16)
         known = {(held.claim.token, held.claim.pk) for held in inflight.held()}
-        by_holder = {one.holder: one for one in self.strays}
         rows: Any = ClaimQuerySet(self.model, using=self.using).only("pk")
-        for row in claimed_by(rows, list(by_holder)):
+        for row in claimed_by(rows, list(self.strays)):
             claim = carried_claim(row)
-            stray = by_holder[claim.token.holder]
+            stray = self.strays[claim.token.holder]
             is_meant = stray.keys is None or claim.pk in stray.keys
             if is_meant and (claim.token, claim.pk) not in known:
                 inflight.give_back([HeldRow(row, self.handler, stray.batch)], PutBack(stray.why))
-        self.strays = [one for one in self.strays if clock() < one.until]
+        self.strays = {holder: one for holder, one in self.strays.items() if clock() < one.until}
 
     # What is left
 

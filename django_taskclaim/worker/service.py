@@ -41,47 +41,6 @@ PRUNE_EVERY, PRUNE_FOR = 60.0, 0.2
 TICK = 0.25
 
 
-class Calls:
-    """The calls from the database that one process hears; each is noted on the feeds of its table.
-
-    A call makes the claimer look at once instead of at its next poll. Calls come on the service's own connection, so
-    they cost no further one, and polling goes on as without them.
-    """
-
-    def __init__(self, using: str, feeds: list[Feed], on_call: Callable[[], None]) -> None:
-        self._using, self._on_call = using, on_call
-        hears = can_hear(connections[using])
-        self._feeds = [feed for feed in feeds if hears and feed.handler.wake_up]
-        #: The session of this thread that listens.
-        self._session: Any = None
-
-    def listen(self) -> None:
-        """See to it that this thread's session listens."""
-        if self._feeds and not self._is_listening():
-            self._session = listen(connections[self._using])
-            # What came in before is for the next poll, unless somebody looks now.
-            for feed in self._feeds:
-                self._hear(feed.table)
-
-    def wait(self, seconds: float, leaving: threading.Event) -> None:
-        """Take the calls that come within so many seconds; where none can come, wait for *leaving* so long."""
-        if not self._is_listening():
-            leaving.wait(seconds)
-            return
-        for table in calls_within(seconds, connections[self._using]):
-            self._hear(table)
-
-    def _is_listening(self) -> bool:
-        session = connections[self._using].connection
-        return session is not None and session is self._session
-
-    def _hear(self, table: str) -> None:
-        for feed in self._feeds:
-            if feed.table == table:
-                feed.called = clock()
-                self._on_call()
-
-
 @dataclass(slots=True)
 class Duty:
     """A job on the service's connection; an error is logged and stops nothing.
@@ -114,29 +73,31 @@ class Service(WorkerThread):
         self.throttles = Throttles(options.using, checks)
         #: Set from outside: claim nothing more and leave once all is done.
         self.drain_asked = threading.Event()
-        #: What this thread waits for between two rounds.
-        self.calls = Calls(options.using, self.feeds, inflight.wake)
+        hears = can_hear(connections[options.using])
+        #: Those that are looked at once when the database calls, instead of at the next poll.
+        self._called = [feed for feed in self.feeds if hears and feed.handler.wake_up]
+        #: The session of this thread that listens; at first no session is.
+        self._listening: Any = object()
         self.keeper = LeaseKeeper(options.using, self.feeds, inflight)
+        #: What people see of this process.
+        self.own_row = WorkerProcess.objects.using(options.using).filter(name=self.process)
         #: Rows done, failed and held, as last logged.
         self._logged = (0, 0, 0)
         added = (duty for path in sorted(more_duties) for duty in import_string(path)(self))
         self._duties = [
             # What is there under this name was left by a dead process that had it before.
-            Duty("signing off", self._sign_off, math.inf, at_end=True),
+            Duty("signing off", self.own_row.delete, math.inf, at_end=True),
             Duty("renewing leases", self.keeper.renew_when_due),
             Duty("reading the switch", self._read_switch_when_it_matters, LOOK_EVERY),
-            Duty("listening for calls", self.calls.listen, LOOK_EVERY),
+            Duty("listening for calls", self._listen, LOOK_EVERY),
             Duty("asking health checks", self.throttles.ask),
             Duty("ending overrun rows", self.keeper.end_overrun),
             # Each by itself: a table that cannot be read keeps no other model's rows from coming back.
-            *(
-                Duty(f"reaping {feed.model._meta.label}", partial(self._reap, feed))
-                for feed in self.feeds
-            ),
+            *(Duty(f"reaping {feed.label}", partial(self._reap, feed)) for feed in self.feeds),
             Duty("reporting", self._report, REPORT_EVERY),
             *added,
             Duty("deleting what is old", partial(in_pieces, prune, options.using), PRUNE_EVERY),
-            Duty("hearing calls", partial(self.calls.wait, TICK, self.leaving)),
+            Duty("hearing calls", self._hear),
         ]
 
     # The thread
@@ -180,6 +141,33 @@ class Service(WorkerThread):
             for feed in self.feeds:
                 feed.reaper.start_over()
 
+    # Calls from the database, on this connection, so that they cost no further one; polling goes on as without them
+
+    def _listen(self) -> None:
+        """See to it that this thread's session listens."""
+        if self._called and not self._is_listening():
+            self._listening = listen(connections[self.options.using])
+            # What came in before is for the next poll, unless somebody looks now.
+            for feed in self._called:
+                self._look_now(feed)
+
+    def _hear(self) -> None:
+        """Take the calls that come within a TICK; where none can come, wait so long, or until it is time to leave."""
+        if not self._is_listening():
+            self.leaving.wait(TICK)
+            return
+        for table in calls_within(TICK, connections[self.options.using]):
+            for feed in self._called:
+                if feed.table == table:
+                    self._look_now(feed)
+
+    def _is_listening(self) -> bool:
+        return connections[self.options.using].connection is self._listening
+
+    def _look_now(self, feed: Feed) -> None:
+        feed.called = clock()
+        self.inflight.wake()
+
     # The switch
 
     def stop_of(self, feed: Feed) -> str:
@@ -211,13 +199,12 @@ class Service(WorkerThread):
                 self.keeper.withdraw(feed.model)
             before, feed.stop = feed.stop, self.stop_of(feed)
             if bool(before) != bool(feed.stop):
-                label, event = feed.model._meta.label, "stopped" if feed.stop else "resumed"
-                facts = {"event": event, "model": label, "reason": feed.stop or before}
-                logger.warning("%s is %s", label, feed.stop or "claimed again", extra=facts)
+                event = "stopped" if feed.stop else "resumed"
+                facts = {"event": event, "model": feed.label, "reason": feed.stop or before}
+                logger.warning("%s is %s", feed.label, feed.stop or "claimed again", extra=facts)
             if before != "" and not feed.stop:
                 # What stopped its claims is over: look at once, also during a pause.
-                feed.called = clock()
-                self.inflight.wake()
+                self._look_now(feed)
         self.keeper.longest_lease = max(feed.lease() for feed in self.feeds)
 
     # The rest
@@ -236,7 +223,6 @@ class Service(WorkerThread):
         if not held:
             # Nobody else has looked, and the report says what is paused.
             self.read_switch()
-        rows = WorkerProcess.objects.using(self.options.using)
         refused = refusals(None, self.options.using)
         facts: dict[str, Any] = {
             "seen_at": DatabaseNow(),
@@ -247,12 +233,9 @@ class Service(WorkerThread):
             # People see it as long as there is a row that nobody can write.
             "last_error": str(refused[-1])[:500] if refused else counters.last_error,
         }
-        if not rows.filter(name=self.process).update(**facts):
+        if not self.own_row.update(**facts):
             facts |= {"labels": self.options.labels, "started_at": DatabaseNow()}
-            rows.create(name=self.process, **facts)
-
-    def _sign_off(self) -> None:
-        WorkerProcess.objects.using(self.options.using).filter(name=self.process).delete()
+            self.own_row.create(name=self.process, **facts)
 
 
 def in_pieces(prune: Callable[[str], bool], using: str) -> None:
@@ -268,6 +251,5 @@ def prune(using: str) -> bool:
     Among those names are, on MySQL, the queues of holders nobody has asked for.
     """
     chunk = int(conf.setting("CHUNK_SIZE"))
-    silent = WorkerProcess.objects.using(using).filter(seen_at__lt=DatabaseLater(-SILENCE_KEPT))
-    silent.delete()
+    WorkerProcess.objects.using(using).filter(seen_at__lt=DatabaseLater(-SILENCE_KEPT)).delete()
     return forget(using, SILENCE_KEPT, chunk) < chunk
