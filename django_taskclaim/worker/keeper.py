@@ -49,10 +49,8 @@ class LeaseKeeper:
 
     def renewal_interval(self) -> float:
         """Return the seconds between two renewals of the shortest lease: of those held, and of the next claims."""
-        leases = [
-            *(feed.lease() for feed in self.feeds),
-            *(held.claim.lease for held in self.inflight.held()),
-        ]
+        leases = [held.claim.lease for held in self.inflight.held()]
+        leases += [feed.lease() for feed in self.feeds]
         return min(leases).total_seconds() / RENEWALS_PER_LEASE
 
     # Whether the database is there
@@ -109,8 +107,7 @@ class LeaseKeeper:
         due = (one for one in all_held if one.has_used(used, began) and _is_renewable(one, refused))
         if began < self._again_at or not any(due):
             return
-        renewables = [held for held in all_held if _is_renewable(held, refused)]
-        renewable = {id(held.carrier()): held for held in renewables}
+        renewable = {id(held.carrier()): held for held in all_held if _is_renewable(held, refused)}
         # What is not extended now stays due: an outage that is over must not cost the rest of a long lease.
         self._again_at = began + min(RENEW_AGAIN, self.renewal_interval() / 4)
         outcome = renew(Given([held.row for held in renewable.values()]))

@@ -69,8 +69,7 @@ class WorkerOptions:
     @property
     def connections(self) -> int:
         """How many connections one process may open: each handler thread, the claimer, the service, health checks."""
-        has_checks = any(handler.health_checks for handler in self.handlers())
-        return self.threads + 2 + has_checks
+        return self.threads + 2 + any(handler.health_checks for handler in self.handlers())
 
     def named(self, number: int) -> Self:
         """Return the options of the child with this number, from 1."""
@@ -88,12 +87,10 @@ class WorkerOptions:
         if found is None:
             raise LookupError(f"{model._meta.label} has no handler: {HOW_TO_HANDLE}.")
         lease, size = self.lease or found.own_lease, self.batch_size or found.own_batch_size
-        found = replace(found, own_lease=lease, own_batch_size=size)
-        if not self.filters:
-            return found
         status = claim_columns(model).status.name
         conditions = [condition_of(text, model, but_for=status) for text in self.filters]
-        return replace(found, queryset=found.rows().filter(*conditions))
+        queryset = found.rows().filter(*conditions) if conditions else found.queryset
+        return replace(found, own_lease=lease, own_batch_size=size, queryset=queryset)
 
 
 # Filters
@@ -114,9 +111,8 @@ def condition_of(text: str, model: type[models.Model], *, but_for: str = "") -> 
         models.QuerySet(model).filter(condition)
     except (FieldError, TypeError, ValueError, ValidationError) as error:
         messages = error.messages if isinstance(error, ValidationError) else [str(error)]
-        raise CommandError(
-            f"--filter {text}: {messages[0].rstrip('.')}.", returncode=ExitCode.USAGE
-        ) from error
+        what = f"--filter {text}: {messages[0].rstrip('.')}."
+        raise CommandError(what, returncode=ExitCode.USAGE) from error
     return condition
 
 

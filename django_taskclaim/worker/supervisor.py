@@ -109,7 +109,8 @@ class Supervisor:
                 while self._turn(signals):
                     # The end of a child closes its link.
                     wait([child.link for child in self.children if child.link], LOOK_EVERY)
-                return self._exit_code()
+                codes = [child.code or ExitCode.ENDED for child in self.children]
+                return ExitCode.CUT_SHORT if ExitCode.CUT_SHORT in codes else max(codes)
             finally:
                 for child in self.children:
                     if child.process is not None:
@@ -142,8 +143,7 @@ class Supervisor:
     # Ending
 
     def _stop(self) -> None:
-        is_first = self._kill_at == math.inf
-        grace = self.options.grace.total_seconds() if is_first else NOW
+        grace = self.options.grace.total_seconds() if self._kill_at == math.inf else NOW
         self._kill_at = min(self._kill_at, clock() + grace + AFTER_GRACE)
         for child in self.children:
             child.stop(grace)
@@ -175,7 +175,3 @@ class Supervisor:
         # The reason of a child that asked for its replacement is in its own log.
         how = f"died by signal {-code}" if code < 0 else f"ended with code {code}"
         logger.error("%s %s; a new one starts in %.1f s", name, how, pause)
-
-    def _exit_code(self) -> int:
-        codes = [child.code or ExitCode.ENDED for child in self.children]
-        return ExitCode.CUT_SHORT if ExitCode.CUT_SHORT in codes else max(codes)
