@@ -40,7 +40,7 @@ def refused(command: str, *words: str, **options: Any) -> tuple[int, str]:
 def shell(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     """Run ``manage.py`` in a process of its own."""
     command = [sys.executable, "-m", "django", *words]
-    return subprocess.run(command, env=env, capture_output=True, text=True)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
 
 
 def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -59,15 +59,15 @@ def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, st
 
 
 @contextlib.contextmanager
-def table_away(model: Any) -> Iterator[None]:
+def table_away(model: Any, using: str = "default") -> Iterator[None]:
     """Take a model's table away for a while."""
     table = model._meta.db_table
-    with connections["default"].schema_editor() as editor:
+    with connections[using].schema_editor() as editor:
         editor.alter_db_table(model, table, "testapp_away")
     try:
         yield
     finally:
-        with connections["default"].schema_editor() as editor:
+        with connections[using].schema_editor() as editor:
             editor.alter_db_table(model, "testapp_away", table)
 
 

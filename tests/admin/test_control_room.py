@@ -13,7 +13,6 @@ from django.utils import timezone, translation
 from django_taskclaim.admin.control_room import snapshot
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.control.models import ThroughputMinute
-from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.querysets.writes import stop_everyone
 from django_taskclaim.switch import (
     claimable_models,
@@ -44,6 +43,7 @@ from tests.admin.room import (
 )
 from tests.commands import run
 from tests.control.test_throughput import minute
+from tests.doctor.support import handling
 from tests.factories import make
 from tests.limits.test_workers import closed_now
 from tests.testapp.models import Photo, UuidKey
@@ -365,11 +365,8 @@ def test_settings_are_shown_with_who_changed_them(boss: Client) -> None:
 
 
 def test_an_empty_field_shows_what_holds_without_it(boss: Client) -> None:
-    handler(Photo, batch_size=30, rate="5/s")(print)
-    try:
+    with handling(Photo, batch_size=30, rate="5/s"):
         page = boss.get(photos()).content.decode()
-    finally:
-        unregister(Photo)
     assert re.findall(r'der="([^"]+)" id="tc-set', page) == ["30", "60s", "5/s", "none", "none"]
 
 

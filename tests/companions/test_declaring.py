@@ -12,10 +12,11 @@ from django.test.utils import isolate_apps
 
 from django_taskclaim.checks import problems_of
 from django_taskclaim.companions import CompanionManager, CompanionQuerySet
-from django_taskclaim.handlers import handler, unregister
+from django_taskclaim.handlers import unregister
 from django_taskclaim.models import ClaimMixin, PrefixedTaskMixin, SourceKey, SourceMixin, TaskMixin
 from tests import documents
 from tests.companions.app.models import FarPage, Line, Page
+from tests.doctor.support import handling
 
 APP = "tests.companions.app"
 TEXT = (Path(__file__).parents[2] / "docs" / "companions.md").read_text(encoding="utf-8")
@@ -48,11 +49,8 @@ def ids(model: Any) -> list[str]:
 
 def with_handler(model: Any, *names: str) -> list[str]:
     """Return what is wrong while a handler has these results."""
-    handler(model, update_fields=names)(len)
-    try:
+    with handling(model, update_fields=names):
         return ids(model)
-    finally:
-        unregister(model)
 
 
 class Loud(CompanionQuerySet):

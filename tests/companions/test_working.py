@@ -15,6 +15,7 @@ from django_taskclaim.signals import rows_claimed
 from django_taskclaim.testing import run_due
 from tests.companions.app.models import FarPage, FarTask, Page, PageCheck, PageTask, Task, TaskAudit
 from tests.companions.conftest import claimed_pages, make_sources
+from tests.meanwhile import connected
 from tests.querysets.support import elsewhere, execute, lose, wait_for
 from tests.ranges.conftest import drain
 
@@ -187,11 +188,8 @@ def test_a_source_that_cannot_be_read_fails_its_own_row_alone() -> None:
         if instance.slug in unreadable:
             raise LookupError("the key was changed")
 
-    post_init.connect(refuse, sender=Page)
-    try:
+    with connected(post_init, refuse, sender=Page):
         assert run_due(PageTask).completed == 6
-    finally:
-        post_init.disconnect(refuse, sender=Page)
     failed = PageTask.objects.exclude(attempts=0).values_list("source_id", "error_class")
     assert sorted(failed) == [(slug, "LookupError") for slug in unreadable]
 

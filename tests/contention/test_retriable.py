@@ -10,6 +10,7 @@ import pytest
 from django_taskclaim.contention import Retriable, contention_retried, retry_on_contention
 from django_taskclaim.exceptions import RetriesExhausted
 from tests.contention.conftest import Deadlock, failing
+from tests.meanwhile import connected
 
 pytestmark = pytest.mark.once
 
@@ -27,11 +28,8 @@ def test_a_receiver_that_raises_stops_no_retry(caplog: pytest.LogCaptureFixture)
     def broken(**_: Any) -> None:
         raise RuntimeError("the breaker is broken")
 
-    contention_retried.connect(broken)
-    try:
+    with connected(contention_retried, broken):
         assert retry_on_contention(atomic=False).call(failing(1)) == "done"
-    finally:
-        contention_retried.disconnect(broken)
     assert "the breaker is broken" in caplog.text
 
 

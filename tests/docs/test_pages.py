@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand
-from django.db import connection, models
+from django.db import models
 from django.db.utils import ConnectionHandler
 from django.test import override_settings
 from django.test.utils import isolate_apps
@@ -28,6 +28,7 @@ from django_taskclaim.management.commands import claimstatus
 from django_taskclaim.monitoring.server import server_for
 from tests import documents
 from tests.factories import make
+from tests.meanwhile import table_made
 from tests.taking.models import Letter
 from tests.testapp.models import Photo
 
@@ -81,9 +82,7 @@ def assert_claimable(model: Any) -> None:
     if not issubclass(model, models.Model) or not has_claim_columns(model):
         return
     assert list(problems_of(model)) == []
-    with connection.schema_editor() as editor:
-        editor.create_model(model)
-    try:
+    with table_made(model):
         if is_companion(model):
             model.objects.populate(Photo.objects.all())
         else:
@@ -91,9 +90,6 @@ def assert_claimable(model: Any) -> None:
         (row,) = model.objects.claim_batch(1)
         row.claim.complete()
         assert model.objects.progress().complete == 1
-    finally:
-        with connection.schema_editor() as editor:
-            editor.delete_model(model)
 
 
 @pytest.mark.django_db

@@ -4,13 +4,12 @@ Where a page says ``manage.py claimworker app.Model``, the handler is called as 
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection, models, transaction
+from django.db import models, transaction
 from django.test import override_settings
 from django.test.utils import isolate_apps
 
@@ -19,6 +18,7 @@ from django_taskclaim.columns import has_ranges
 from django_taskclaim.querysets.completing import complete
 from django_taskclaim.worker.running import call, prepare
 from tests import documents
+from tests.meanwhile import table_made
 from tests.querysets.support import clock, execute, table_of
 
 FOLDER = documents.DOCS / "polling"
@@ -32,19 +32,6 @@ STEPS = re.compile(
     r"^```python\n(?P<code>.*?)^```$|`manage\.py claimworker app\.(?P<model>\w+)",
     re.MULTILINE | re.DOTALL,
 )
-
-
-@contextmanager
-def table_for(model: Any) -> Iterator[None]:
-    """Keep the table that a page describes."""
-    with connection.schema_editor() as editor:
-        editor.create_model(model)
-    try:
-        yield
-    finally:
-        handlers.unregister(model)
-        with connection.schema_editor() as editor:
-            editor.delete_model(model)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -64,7 +51,8 @@ def test_a_page_runs_and_gives_what_it_says(page: Path) -> None:
                 ours = isinstance(value, type) and issubclass(value, models.Model)
                 if ours and value.__module__ == names["__name__"] and value not in seen:
                     seen.append(value)
-                    tables.enter_context(table_for(value))
+                    tables.enter_context(table_made(value))
+                    tables.callback(handlers.unregister, value)
     assert seen
 
 

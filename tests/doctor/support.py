@@ -1,7 +1,7 @@
 """What the doctor says, and the conditions that it is asked about."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from django.db import connection, models
 from django_taskclaim.doctor import examine
 from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.indexes import ClaimIndex
-from tests.querysets.support import claimable_rows, owner_of, table_of
+from tests.querysets.support import claimable_rows, owner_of, quoted, table_of
 
 #: For tests that change tables, which no savepoint takes back everywhere.
 changes_tables = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -49,10 +49,8 @@ def indexes_advised(model: Any) -> list[str]:
 
 
 def drop_index(model: Any, name: str) -> None:
-    quoted = connection.ops.quote_name(name)
     table = f" ON {table_of(owner_of(model))}" if connection.vendor == "mysql" else ""
-    with connection.cursor() as cursor:
-        cursor.execute(f"DROP INDEX {quoted}{table}")
+    send(f"DROP INDEX {quoted(name)}{table}")
 
 
 def claim_index(model: Any) -> ClaimIndex:
@@ -78,13 +76,11 @@ def send(statement: str) -> None:
 
 
 @contextmanager
-def handling(model: Any, **options: Any) -> Iterator[None]:
-    """Register a handler for a while."""
-
-    def work(row: Any) -> None:
-        """Nothing."""
-
-    handler(model, **options)(work)
+def handling(
+    model: Any, function: Callable[..., Any] = lambda row: None, **options: Any
+) -> Iterator[None]:
+    """Register a handler for a while, one that does nothing unless *function* is given."""
+    handler(model, **options)(function)
     try:
         yield
     finally:

@@ -1,10 +1,11 @@
 """Tables, columns and servers that the claims need."""
 
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 
 from django_taskclaim.doctor import examine
 from django_taskclaim.management.base import lacking
@@ -12,6 +13,7 @@ from django_taskclaim.models import Switch
 from tests.commands import nobody_answers, table_away
 from tests.doctor.support import changes_tables, doctor, doctor_text, handling, send
 from tests.factories import make
+from tests.meanwhile import column_away
 from tests.querysets.support import DEADLINE, Rival, elsewhere
 from tests.sessions import end_sessions
 from tests.testapp.models import ClaimOnly, Photo
@@ -53,12 +55,8 @@ def test_a_table_is_not_missing_where_a_writer_or_the_end_of_the_session_keeps_i
 
 
 def test_a_missing_column_is_named_with_the_command_that_adds_it() -> None:
-    table = ClaimOnly._meta.db_table
-    send(f"ALTER TABLE {table} RENAME COLUMN claimed_at TO taken_at")
-    try:
+    with column_away(ClaimOnly, "claimed_at"):
         (finding,) = examine(ClaimOnly, "default")
-    finally:
-        send(f"ALTER TABLE {table} RENAME COLUMN taken_at TO claimed_at")
     assert "cannot be read: " in finding.msg
     assert "claimed_at" in finding.msg
     assert "manage.py claimadopt" in finding.hint
@@ -104,15 +102,8 @@ def test_dead_rows_are_counted_until_a_vacuum_has_cleared_them_away(
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="needs a server that lists its sessions")
 def test_the_oldest_transaction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_taskclaim.doctor.LONG", timedelta(seconds=-1))
-    other = connections.create_connection("default")
-    try:
-        with other.cursor() as cursor:
-            if other.vendor == "mysql":
-                cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-            else:
-                cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-            cursor.execute(f"SELECT COUNT(*) FROM {Photo._meta.db_table}")
-            cursor.fetchall()
-            assert "The oldest transaction" in doctor("testapp.Photo")[1]
-    finally:
-        other.close()
+    begin = {"mysql": "START TRANSACTION WITH CONSISTENT SNAPSHOT"}
+    with closing(Rival()) as other:
+        other.execute(begin.get(connection.vendor, "BEGIN ISOLATION LEVEL REPEATABLE READ"))
+        other.execute(f"SELECT COUNT(*) FROM {Photo._meta.db_table}")
+        assert "The oldest transaction" in doctor("testapp.Photo")[1]

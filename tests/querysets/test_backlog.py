@@ -8,12 +8,11 @@ import pytest
 from django.core.management import call_command
 from django.db.backends.signals import connection_created
 
-from django_taskclaim import handler
 from django_taskclaim.fields import QUARANTINED
-from django_taskclaim.handlers import unregister
 from django_taskclaim.querysets.cursor import FULL_SCAN_EVERY, FULL_SCAN_SHARE
 from tests.doctor.support import handling
 from tests.factories import make
+from tests.meanwhile import connected
 from tests.querysets.support import DEADLINE, clock, set_raw
 from tests.testapp.models import Photo
 
@@ -39,7 +38,6 @@ def test_rows_that_come_while_the_backlog_never_ends_are_done() -> None:
         Photo.objects.filter(pk=put_back.pk).resume_rows()
         awaited.update({put_back.pk, urgent.pk, retried.pk, quarantined.pk})
 
-    @handler(Photo, batch_size=2)
     def work(row: Photo) -> None:
         done.append(row.pk)
         if len(done) == 6:
@@ -47,10 +45,8 @@ def test_rows_that_come_while_the_backlog_never_ends_are_done() -> None:
         if not (awaited and awaited <= set(done)) and time.monotonic() < end:
             make(Photo)
 
-    try:
+    with handling(Photo, work, batch_size=2):
         call_command("claimworker", "testapp.Photo", "--in-process", "--drain", "--poll", "0.1")
-    finally:
-        unregister(Photo)
     assert time.monotonic() < end
     assert len(done) == len(set(done))
 
@@ -75,13 +71,9 @@ def test_looks_for_quarantined_rows_take_a_tenth_of_the_time_at_most(slowness: f
     def follow(connection: Any, **kwargs: Any) -> None:
         connection.execute_wrappers.append(slow)
 
-    connection_created.connect(follow)
-    try:
-        with handling(Photo):
-            options = ["--in-process", "--max-rows", "190", "--batch-size", "1"]
-            call_command("claimworker", "testapp.Photo", *options)
-    finally:
-        connection_created.disconnect(follow)
+    with connected(connection_created, follow), handling(Photo):
+        options = ["--in-process", "--max-rows", "190", "--batch-size", "1"]
+        call_command("claimworker", "testapp.Photo", *options)
     assert looks
     for (began, ended), (following, _) in itertools.pairwise(looks):
         pause = max(FULL_SCAN_EVERY, (ended - began) / FULL_SCAN_SHARE)

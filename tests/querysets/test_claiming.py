@@ -14,6 +14,7 @@ from django.test.utils import isolate_apps
 from django.utils import timezone
 
 from tests.factories import make
+from tests.meanwhile import connected
 from tests.querysets.models import (
     ChildOfOrdered,
     GrandChildProxy,
@@ -191,11 +192,8 @@ def test_methods_and_receivers_that_take_part_in_making_an_instance_are_called()
     make(Photo, 2)
     model: Any = Initialised
     assert model.objects.claim_batch(1)[0].seen
-    post_init.connect(receive, sender=Photo)
-    try:
+    with connected(post_init, receive, sender=Photo):
         assert Photo.objects.claim_batch(1)[0].seen  # type: ignore[attr-defined]
-    finally:
-        post_init.disconnect(receive, sender=Photo)
 
 
 def test_joins_and_prefetches_are_honoured(django_assert_num_queries: NoQueries) -> None:
@@ -236,11 +234,8 @@ def test_a_claimed_instance_holds_what_a_loaded_one_does(
 def test_a_claimed_row_is_read_once_however_many_rows_its_filter_joins() -> None:
     make(Labelled, 1)[0].labels.set([Label.objects.create(name=f"{n}") for n in range(3)])
     labelled, reader = Labelled.objects.filter(labels__name__lt="9").defer("note"), Mock()
-    post_init.connect(reader, sender=Labelled)
-    try:
+    with connected(post_init, reader, sender=Labelled):
         assert len(labelled.claim_batch(1)) == reader.call_count == 1
-    finally:
-        post_init.disconnect(reader, sender=Labelled)
 
 
 # Refused

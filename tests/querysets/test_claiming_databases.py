@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
-from django.db import connection, models, transaction
+from django.db import models, transaction
 
 from django_taskclaim.exceptions import ClaimLost
 from tests.factories import make
+from tests.meanwhile import autocommit_off
 from tests.querysets.support import facts, fresh
 from tests.testapp.models import Photo
 
@@ -40,14 +41,11 @@ class TestDurability:
 
     def test_switched_off_autocommit_counts_as_a_transaction(self) -> None:
         (row,) = make(Photo)
-        connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
-        try:
+        with autocommit_off():
             with pytest.raises(RuntimeError, match="autocommit"):
                 Photo.objects.claim_batch(1)
             assert len(Photo.objects.claim_batch(1, durable=False)) == 1
             transaction.rollback()
-        finally:
-            connection.set_autocommit(True)
         assert facts(row).status == "open"
 
 

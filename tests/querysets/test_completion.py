@@ -11,6 +11,7 @@ from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.exceptions import ClaimLost, CommitUnknown
 from django_taskclaim.signals import rows_completed
 from tests.factories import make
+from tests.meanwhile import connected
 from tests.proxy import swallowed, withheld
 from tests.querysets.completing import claimed, gone, refused
 from tests.querysets.models import Parcel, ParcelArchive
@@ -58,12 +59,12 @@ def test_a_policy_writes_what_is_held_committed_and_told(
     lose(rows[1])
     lost = stored(rows[1])
     heard: list[Any] = []
-    rows_completed.connect(hear := lambda rows, using, **facts: heard.append((rows, using)))
-    try:
-        with django_capture_on_commit_callbacks(execute=True):
-            refused(rows, [rows[1]])
-    finally:
-        rows_completed.disconnect(hear)
+
+    def hear(rows: Any, using: str, **facts: Any) -> None:
+        heard.append((rows, using))
+
+    with connected(rows_completed, hear), django_capture_on_commit_callbacks(execute=True):
+        refused(rows, [rows[1]])
     assert heard == [([rows[0], rows[2]], "default")]
     assert stored(rows[1]) == lost
     assert ParcelArchive.objects.count() == (2 if how == "archive" else 0)

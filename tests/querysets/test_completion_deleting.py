@@ -12,6 +12,7 @@ from django.db.models.signals import post_delete, pre_delete
 from django_taskclaim.completion import Archive, Delete
 from django_taskclaim.exceptions import ClaimLost
 from tests.factories import make
+from tests.meanwhile import connected
 from tests.querysets.completing import claimed, gone, refused
 from tests.querysets.models import (
     ChildArchive,
@@ -95,13 +96,8 @@ def test_a_row_is_deleted_as_django_does_it(how: Any, rule: Rule) -> None:
         Stamp.objects.create(parcel=row)
         Complaint.objects.create(parcel=row)
     lose(lost)
-    pre_delete.connect(before, sender=Parcel)
-    post_delete.connect(after, sender=Parcel)
-    try:
+    with connected(pre_delete, before, sender=Parcel), connected(post_delete, after, sender=Parcel):
         refused([held, lost], [lost])
-    finally:
-        pre_delete.disconnect(before, sender=Parcel)
-        post_delete.disconnect(after, sender=Parcel)
     assert list(Stamp.objects.values_list("parcel", flat=True)) == [lost.pk]
     assert set(Complaint.objects.values_list("parcel", flat=True)) == {None, lost.pk}
     assert heard == [("before", held.pk), ("after", held.pk)]

@@ -7,8 +7,8 @@ import pytest
 from django.core.checks import run_checks
 
 from django_taskclaim.exceptions import ClaimLost
-from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.testing import run_due
+from tests.doctor.support import handling
 from tests.factories import make
 from tests.querysets import hooks
 from tests.querysets.hooks import SECRET
@@ -52,15 +52,14 @@ def leak(photo: Any) -> None:
 @pytest.fixture
 def leaked() -> Iterator[Callable[[], Any]]:
     """Let a worker run into ``leak``, and return what its row keeps."""
-    handler(Photo)(leak)
 
     def run() -> Any:
         (row,) = make(Photo)
         run_due(Photo)
         return facts(row)
 
-    yield run
-    unregister(Photo)
+    with handling(Photo, leak):
+        yield run
 
 
 def test_nothing_hidden_is_stored_or_logged(use: Use, caplog: Any, leaked: Any) -> None:

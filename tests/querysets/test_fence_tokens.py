@@ -2,15 +2,14 @@
 
 import copy
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from django_taskclaim.exceptions import ClaimLost
 from tests.factories import make
+from tests.meanwhile import autocommit_off
 from tests.querysets.late_writes import Write, assert_refused, claimed, twin
 from tests.querysets.support import facts, fresh, lose, names
 from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, Photo
@@ -128,16 +127,6 @@ def test_what_is_no_token_is_a_value_error() -> None:
 
 
 # What a verb has ended stays ended if the transaction commits, and stands again if it does not.
-
-
-@contextmanager
-def autocommit_off() -> Iterator[None]:
-    """Let the block manage its transactions by hand."""
-    connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
-    try:
-        yield
-    finally:
-        connection.set_autocommit(True)
 
 
 @pytest.mark.django_db(transaction=True)

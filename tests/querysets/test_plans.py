@@ -15,6 +15,7 @@ from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.handlers import handler_for
 from tests.doctor.support import handling, many, without_index
 from tests.factories import SHAPES, make
+from tests.meanwhile import connected
 from tests.querysets.support import owner_of
 from tests.testapp.models import Photo
 
@@ -69,11 +70,8 @@ def explaining(
                 cursor.execute("; ".join(f"SET enable_{dear} = off" for dear in DEAR))
         connection.execute_wrappers.append(explain)
 
-    connection_created.connect(follow)
-    try:
+    with connected(connection_created, follow):
         yield found
-    finally:
-        connection_created.disconnect(follow)
 
 
 def claims(model: type[models.Model], *options: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 from django.db import DatabaseError, connection
 
 from django_taskclaim.querysets.reaper import Reaper
-from tests.commands import in_each_state
+from tests.commands import in_each_state, table_away
 from tests.querysets.completing import claimed
 from tests.querysets.support import (
     Lapse,
@@ -93,17 +93,13 @@ def test_silences_and_errors_begin_the_wait_again(
     """Nobody could renew while the database, or this process, stood still."""
     row, dead = claimed(Photo, 2)
     let_lease_lapse([row, dead])
-    reaper, table = Reaper(Photo, "default"), table_of(Photo)
+    reaper = Reaper(Photo, "default")
     assert put_back(reaper, time, 2) == 0
     time.now += seconds
     assert put_back(reaper, time, RENEWAL_INTERVAL // 3) == 0
     row.claim.renew()
-    execute(f"ALTER TABLE {table} RENAME TO away")
-    try:
-        with pytest.raises(DatabaseError):
-            put_back(reaper, time, 5)
-    finally:
-        execute(f"ALTER TABLE away RENAME TO {table}")
+    with table_away(Photo), pytest.raises(DatabaseError):
+        put_back(reaper, time, 5)
     assert put_back(reaper, time, RENEWAL_INTERVAL - 1) == 0
     assert put_back(reaper, time, RENEWAL_INTERVAL * 2) == 1
     assert facts(row).status == "processing"

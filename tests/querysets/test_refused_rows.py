@@ -8,8 +8,9 @@ import pytest
 from django.db import DatabaseError, transaction
 
 from tests.factories import make
+from tests.meanwhile import column_away
 from tests.querysets.refusing import FROZEN, SAID, WAYS, refused
-from tests.querysets.support import execute, facts, keys, quoted, table_of
+from tests.querysets.support import facts, keys
 from tests.testapp.models import Photo
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.promise(10)]
@@ -72,13 +73,8 @@ def test_a_person_keeps_what_could_be_extended_and_gets_others() -> None:
 
 def test_an_error_of_all_rows_is_raised_and_blames_none(caplog: Any) -> None:
     photos(3)
-    column = quoted("claimed_at")
-    execute(f"ALTER TABLE {table_of(Photo)} RENAME COLUMN {column} TO mislaid")
-    try:
-        with pytest.raises(DatabaseError, match="claimed_at"):
-            Photo.objects.claim_batch(3)
-    finally:
-        execute(f"ALTER TABLE {table_of(Photo)} RENAME COLUMN mislaid TO {column}")
+    with column_away(Photo, "claimed_at"), pytest.raises(DatabaseError, match="claimed_at"):
+        Photo.objects.claim_batch(3)
     assert logged(caplog) == []
     assert len(Photo.objects.claim_batch(3)) == 3
 

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from django_taskclaim.models import Switch
 from django_taskclaim.switch import SwitchError, pause, pause_all, paused_by, resume, resume_all
+from tests.commands import table_away
 from tests.factories import make
 from tests.querysets.support import (
     DEADLINE,
@@ -142,12 +143,8 @@ def test_a_pause_holds_on_every_database_that_has_the_model_or_on_the_one_named(
 @pytest.mark.django_db(transaction=True, databases="__all__")
 def test_a_database_that_fails_is_named_and_the_others_are_paused() -> None:
     make(Photo)
-    execute("ALTER TABLE taskclaim_switch RENAME TO taskclaim_away", using="other")
-    try:
-        with pytest.raises(SwitchError) as failed:
-            pause(Photo)
-    finally:
-        execute("ALTER TABLE taskclaim_away RENAME TO taskclaim_switch", using="other")
+    with table_away(Switch, using="other"), pytest.raises(SwitchError) as failed:
+        pause(Photo)
     assert (list(failed.value.errors), failed.value.done) == (["other"], ["default"])
     assert "other: " in str(failed.value)
     assert "\n" not in str(failed.value)

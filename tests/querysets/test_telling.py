@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connection, transaction
+from django.db import transaction
 from django.dispatch import Signal
 
 from django_taskclaim.exceptions import ClaimLost, TaskClaimError
@@ -22,6 +22,7 @@ from django_taskclaim.signals import (
     rows_released,
 )
 from tests.factories import make
+from tests.meanwhile import autocommit_off, connected
 from tests.querysets.completing import claimed
 from tests.querysets.support import facts, keys, lose
 from tests.testapp.models import Child, Photo, PhotoProxy
@@ -96,15 +97,11 @@ def test_a_receiver_that_raises_stops_nothing_with_autocommit_or_without() -> No
         raise RuntimeError("a receiver of the user's")
 
     rows = claimed(Photo, 2)
-    rows_completed.connect(broken)
-    try:
+    with connected(rows_completed, broken):
         rows[0].complete()
-        connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
-        rows[1].complete()
-        transaction.commit()
-    finally:
-        connection.set_autocommit(True)
-        rows_completed.disconnect(broken)
+        with autocommit_off():
+            rows[1].complete()
+            transaction.commit()
     assert {facts(row).status for row in rows} == {"complete"}
 
 
@@ -125,8 +122,7 @@ def test_the_reaper_signals_keys_and_outcomes_and_logs_them_once_committed(
     make(Photo)
     (person,) = Photo.objects.claim_batch(1, claimed_by="user:17")
     let_lease_lapse([*rows, person])
-    rows_expired.connect(receiver)
-    try:
+    with connected(rows_expired, receiver):
         for undone in (True, False):
             with transaction.atomic():
                 assert Photo.objects.release_expired() == 3
@@ -138,8 +134,6 @@ def test_the_reaper_signals_keys_and_outcomes_and_logs_them_once_committed(
             let_lease_lapse(row)
             Photo.objects.release_expired()
             assert found[outcome] == {row.pk}
-    finally:
-        rows_expired.disconnect(receiver)
     assert logged()[-1] == "ERROR"
 
 

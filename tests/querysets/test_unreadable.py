@@ -6,6 +6,7 @@ import pytest
 from django.db import Error, connection, models
 
 from tests.factories import make
+from tests.meanwhile import column_away
 from tests.proxy import Fate, swallowed, withheld
 from tests.querysets.models import Sealed, SealedChild
 from tests.querysets.support import Rule, execute, keys, quoted, table_of
@@ -91,15 +92,11 @@ def test_what_a_person_holds_comes_back_without_a_row_spoilt_meanwhile(fault: An
 def test_what_the_model_or_its_table_lacks_is_no_rows_fault() -> None:
     """A misspelt name, and code that was deployed before its migration, charge nobody."""
     rows = make(Sealed, 2)
-    table, column, away = table_of(Sealed), quoted("seen_at"), quoted("away")
-    execute(f"ALTER TABLE {table} RENAME COLUMN {column} TO {away}")
-    try:
+    with column_away(Sealed, "seen_at"):
         for queryset in (Sealed.objects.all(), Sealed.objects.order_by("pk")):
             with pytest.raises(Error):
                 queryset.claim_batch(2)
         assert [state(row) for row in rows] == [("open", 0, "")] * 2
-    finally:
-        execute(f"ALTER TABLE {table} RENAME COLUMN {away} TO {column}")
     with pytest.raises(AttributeError, match="typo"):
         Sealed.objects.prefetch_related("typo").claim_batch(2)
     assert [state(row) for row in rows] == [("open", 0, "")] * 2

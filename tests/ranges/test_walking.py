@@ -2,20 +2,19 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.db.models import Sum
 
-from django_taskclaim import handler
 from django_taskclaim.exceptions import ClaimLost, RangeInterrupted, RangeUnfinished
-from django_taskclaim.handlers import unregister
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.ranges import walking
 from django_taskclaim.switch import pause, resume
 from django_taskclaim.testing import run_due
+from tests.doctor.support import handling
 from tests.locks import waits_for_a_lock
 from tests.querysets.support import DEADLINE, clock, elsewhere, lose, set_raw, wait_for
 from tests.ranges.conftest import (
@@ -116,13 +115,6 @@ def test_a_checkpoint_renews_the_lease_and_gives_all_tries_back() -> None:
     assert after.expires_at > before
 
 
-@pytest.fixture
-def handled() -> Iterator[Callable[[Any], None]]:
-    """Make a function the handler of UuidRange, which has none."""
-    yield lambda function: handler(UuidRange)(function)
-    unregister(UuidRange)
-
-
 def leaves(range_: Any) -> None:
     for rows in range_.rows(4):
         work(rows)
@@ -138,14 +130,12 @@ def keeps_its_walk(range_: Any) -> None:
 @pytest.mark.parametrize(
     ("function", "error"), [(leaves, RangeUnfinished), (keeps_its_walk, ValueError)]
 )
-def test_a_handler_that_leaves_its_range_early_fails_it(
-    function: Any, error: Any, handled: Any
-) -> None:
+def test_a_handler_that_leaves_its_range_early_fails_it(function: Any, error: Any) -> None:
     """Its open chunk is rolled back at once, and rows left undone do not count as done."""
-    handled(function)
     fill(UuidRange, 10)
     UuidRange.objects.plan()
-    ran = run_due(UuidRange)
+    with handling(UuidRange, function):
+        ran = run_due(UuidRange)
     assert [type(one) for one in ran.errors] == [error]
     assert not connection.in_atomic_block
     assert counters(UuidRange) == {0}

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from django_taskclaim import handler
-from django_taskclaim.handlers import unregister
 from django_taskclaim.testing import Ran, run_due
+from tests.doctor.support import handling
 from tests.factories import make
 from tests.testapp.models import Photo
 
@@ -22,12 +21,9 @@ def test_the_row_that_was_claimed_is_done(options: Any) -> None:
             photo.pk, photo._state.adding, photo.url = None, True, "copy"
             photo.save()
 
-    handler(Photo, batch_size=2, **options)(copy_each)
     claimed = {photo.pk for photo in make(Photo, 2)}
-    try:
+    with handling(Photo, copy_each, batch_size=2, **options):
         assert run_due(Photo, limit=2) == Ran(completed=2)
-    finally:
-        unregister(Photo)
     done = Photo.objects.filter(status="complete").exclude(url="copy")
     assert set(done.values_list("pk", flat=True)) == claimed
     assert [row.status for row in Photo.objects.filter(url="copy")] == ["open", "open"]

@@ -9,6 +9,7 @@ from django.db import connection, connections
 from django.db.backends.signals import connection_created
 
 from tests.factories import make
+from tests.meanwhile import connected
 from tests.testapp.apps import statements_to
 from tests.testapp.models import Photo
 
@@ -23,12 +24,8 @@ def test_every_setting_ends_with_its_transaction(
     monkeypatch.setitem(settings, "DISABLE_SERVER_SIDE_CURSORS", True)
     make(Photo, 30)
     log = tmp_path / "statements"
-    note = statements_to(str(log))
-    connection_created.connect(note)
-    try:
+    with connected(connection_created, statements_to(str(log))):
         assert work(Photo, lambda photo: None, atomic=atomic, lease=4) == 0
-    finally:
-        connection_created.disconnect(note)
     settings_made = [line for line in log.read_text().splitlines() if ": SET " in line]
     assert any("SET LOCAL lock_timeout" in line for line in settings_made)
     ending = ("SET LOCAL", "SET TRANSACTION")
