@@ -2,6 +2,8 @@
 
 from django.db import connection
 
+from tests.querysets.support import value_of
+
 
 def waits_for_a_lock() -> bool:
     """Say whether a session of this database waits for a lock of another."""
@@ -12,9 +14,7 @@ def waits_for_a_lock() -> bool:
         " JOIN information_schema.processlist ON id = trx_mysql_thread_id"
         " WHERE db = DATABASE() AND trx_state = 'LOCK WAIT'",
     }[connection.vendor]
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
-        return bool(cursor.fetchone()[0])
+    return bool(value_of(statement))
 
 
 def keeping_writers_out(table: str) -> tuple[str, str]:

@@ -7,7 +7,8 @@ import pytest
 from django.db import connection, connections
 
 from django_taskclaim.contention import contention_retried
-from tests.querysets.support import ROW_LOCKS
+from tests.meanwhile import connected
+from tests.querysets.support import ROW_LOCKS, execute
 from tests.querysets.support import Rival as Session
 
 
@@ -16,15 +17,13 @@ def flavour() -> str:
 
 
 def add(amount: int, account: int = 1) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE account SET balance = balance + %s WHERE id = %s", [amount, account])
+    execute("UPDATE account SET balance = balance + %s WHERE id = %s", [amount, account])
 
 
 def add_at_once(amount: int, account: int = 1) -> None:
     """Add without waiting for the holder of the account."""
     if ROW_LOCKS:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT id FROM account WHERE id = %s FOR UPDATE NOWAIT", [account])
+        execute("SELECT id FROM account WHERE id = %s FOR UPDATE NOWAIT", [account])
     add(amount, account)
 
 
@@ -36,12 +35,10 @@ def balances() -> dict[int, int]:
 
 @pytest.fixture
 def accounts(transactional_db: None) -> Iterator[None]:
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE account (id int PRIMARY KEY, balance int NOT NULL)")
-        cursor.execute("INSERT INTO account VALUES (1, 0), (2, 0)")
+    execute("CREATE TABLE account (id int PRIMARY KEY, balance int NOT NULL)")
+    execute("INSERT INTO account VALUES (1, 0), (2, 0)")
     yield
-    with connection.cursor() as cursor:
-        cursor.execute("DROP TABLE account")
+    execute("DROP TABLE account")
 
 
 class Rival(Session):
@@ -53,10 +50,6 @@ class Rival(Session):
 
     def roll_back(self, *_: Any) -> None:
         self.connection.rollback()
-
-    def commit(self) -> None:
-        self.connection.commit()
-        self.connection.set_autocommit(True)
 
 
 @pytest.fixture
@@ -72,8 +65,7 @@ def held(rival: Rival, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rival]:
     connection.ensure_connection()
     if not ROW_LOCKS:
         rival.execute("SELECT 1")
-        with connection.cursor() as cursor:
-            cursor.execute("PRAGMA busy_timeout = 0")
+        execute("PRAGMA busy_timeout = 0")
         # Deferred, so that a transaction can be open before the contention.
         monkeypatch.setattr(connections["default"], "transaction_mode", None)
     rival.hold()
@@ -89,9 +81,8 @@ def retried() -> Iterator[list[dict[str, Any]]]:
     def receiver(signal: Any, sender: Any, **facts: Any) -> None:
         heard.append(facts)
 
-    contention_retried.connect(receiver)
-    yield heard
-    contention_retried.disconnect(receiver)
+    with connected(contention_retried, receiver):
+        yield heard
 
 
 class Deadlock(Exception):

@@ -5,6 +5,7 @@ from django.db import OperationalError, connection, transaction
 
 from django_taskclaim.contention import retry_on_contention
 from tests.contention.conftest import Rival, add, balances, failing
+from tests.querysets.support import execute
 
 SERIALIZABLE = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"
 
@@ -21,8 +22,7 @@ class LosingCommit:
 
     def work(self) -> None:
         self.tries += 1
-        with connection.cursor() as cursor:
-            cursor.execute(SERIALIZABLE)
+        execute(SERIALIZABLE)
         balances()
         if self.tries == 1:
             self.rival.begin()

@@ -10,7 +10,7 @@ from django.db import OperationalError, connection
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.exceptions import RetriesExhausted
 from tests.contention.conftest import ROW_LOCKS, Rival, add, add_at_once, balances, flavour
-from tests.querysets.support import at_once
+from tests.querysets.support import at_once, execute
 
 HELD_CODE = {"postgresql": "55P03", "mysql": 3572, "mariadb": 1205, "sqlite": 5}
 
@@ -45,8 +45,7 @@ def test_a_busy_sqlite_that_refuses_to_begin_is_retried(
     rival: Rival, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rival.hold()
-    with connection.cursor() as cursor:
-        cursor.execute("PRAGMA busy_timeout = 0")
+    execute("PRAGMA busy_timeout = 0")
     assert connection.transaction_mode == "IMMEDIATE"
     monkeypatch.setattr(time, "sleep", rival.roll_back)
     retry_on_contention().call(add, 5)

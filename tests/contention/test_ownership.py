@@ -7,6 +7,7 @@ from django.db import IntegrityError, OperationalError, connection, transaction
 
 from django_taskclaim.contention import retry_on_contention
 from tests.contention.conftest import ROW_LOCKS, Rival, add, add_at_once, balances, failing
+from tests.querysets.support import execute
 
 
 @pytest.mark.parametrize("options", [{}, {"atomic": False}], ids=str)
@@ -50,8 +51,7 @@ def test_other_errors_pass_untouched_and_undo_the_try(accounts: None) -> None:
     def work() -> None:
         tries.append(1)
         add(1)
-        with connection.cursor() as cursor:
-            cursor.execute("INSERT INTO account VALUES (1, 0)")
+        execute("INSERT INTO account VALUES (1, 0)")
 
     with pytest.raises(IntegrityError):
         work()

@@ -1,15 +1,17 @@
 """New rows wake idle workers on PostgreSQL: once a transaction, after its commit, and only where it was asked for."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import cache
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim.db import notify
 from django_taskclaim.db.notify import called_for, calls_within, can_hear, listen
+from tests.querysets.support import Rival, value_of
 from tests.testapp.models import Job, Photo, QuickJob, TextKey
 
 pytestmark = [
@@ -28,14 +30,13 @@ def hear(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
     monkeypatch.setattr(notify, "_caller", cache(notify._Caller))
     # No call is followed by silence.
     monkeypatch.setattr(notify, "SILENCE", 0.0)
-    other = connections.create_connection("default")
-    listen(other)
+    other = Rival()
+    listen(other.connection)
 
     def new_calls() -> list[str]:
         # What was committed before has arrived with the answer to a statement.
-        with other.cursor() as cursor:
-            cursor.execute("SELECT 1")
-        return sorted(calls_within(0.0, other))
+        other.execute("SELECT 1")
+        return sorted(calls_within(0.0, other.connection))
 
     yield new_calls
     other.close()
@@ -109,15 +110,11 @@ def test_a_process_that_inserts_all_the_time_calls_rarely(
 
 def test_a_call_that_fails_breaks_nothing(hear: Hear, caplog: pytest.LogCaptureFixture) -> None:
     """The session ends between the commit and the call."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        ((session,),) = cursor.fetchall()
+    session = value_of("SELECT pg_backend_pid()")
 
     def end_it() -> None:
-        other = connections.create_connection("default")
-        with other.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s, 60000)", [session])
-        other.close()
+        with closing(Rival()) as other:
+            other.execute("SELECT pg_terminate_backend(%s, 60000)", [session])
 
     with transaction.atomic():
         transaction.on_commit(end_it)

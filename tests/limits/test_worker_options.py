@@ -8,6 +8,7 @@ import pytest
 from django.db import connection
 
 from django_taskclaim.switch import pause
+from tests.querysets.support import value_of
 from tests.testapp.models import Job
 from tests.worker.conftest import Start, jobs, states, wait_until
 
@@ -59,13 +60,10 @@ def test_it_opens_no_more_connections_than_it_says(process_env: dict[str, str]) 
         text=True,
     )
     seen: set[int] = set()
+    count = "SELECT COUNT(*) FROM pg_stat_activity"
 
     def is_over() -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT COUNT(*) FROM pg_stat_activity WHERE application_name = 'counted-run'"
-            )
-            seen.add(cursor.fetchone()[0])
+        seen.add(value_of(f"{count} WHERE application_name = 'counted-run'"))
         return worker.poll() is not None
 
     with worker:

@@ -10,7 +10,7 @@ from django.db import OperationalError, connection, transaction
 from django_taskclaim.monitoring import counts, overview
 from django_taskclaim.monitoring.server import server_for
 from tests.factories import make
-from tests.querysets.support import table_of
+from tests.querysets.support import execute, table_of, value_of
 from tests.testapp.models import Child, CompositeKey, Job, TextKey
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,10 +26,7 @@ def large_means_100_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def analyse(model: Any) -> None:
     """Refresh the statistics of a table."""
     word = "ANALYZE TABLE" if connection.vendor == "mysql" else "ANALYZE"
-    with connection.cursor() as cursor:
-        cursor.execute(f"{word} {table_of(model)}")
-        if connection.vendor == "mysql":
-            cursor.fetchall()
+    execute(f"{word} {table_of(model)}")
 
 
 def jobs(**numbers: int) -> None:
@@ -92,6 +89,4 @@ def session_limit() -> Any:
     if connection.vendor == "mysql":
         maria = getattr(connection, "mysql_is_mariadb", False)
         question = f"SELECT @@SESSION.{'max_statement_time' if maria else 'max_execution_time'}"
-    with connection.cursor() as cursor:
-        cursor.execute(question)
-        return cursor.fetchone()[0]
+    return value_of(question)

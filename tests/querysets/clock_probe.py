@@ -21,7 +21,8 @@ from django.utils import timezone
 from django_taskclaim.fields import NEVER_WAITED
 from django_taskclaim.models import TaskMixin
 from django_taskclaim.switch import pause, resume
-from tests.querysets.support import clock, execute, set_raw
+from tests.meanwhile import table_made
+from tests.querysets.support import clock, execute, set_raw, value_of
 from tests.testapp.models import Photo
 
 #: How far two clocks of one machine, and slow statements between them, may lie apart.
@@ -46,9 +47,7 @@ def in_zone(zone: str) -> None:
         connection.settings_dict["TIME_ZONE"] = "Asia/Kolkata"
     if zone:
         connection.settings_dict["OPTIONS"]["init_command"] = f"SET time_zone = '{zone}'"
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT @@session.time_zone")
-            assert cursor.fetchone()[0] == zone, "the session is not in its zone"
+        assert value_of("SELECT @@session.time_zone") == zone, "the session is not in its zone"
 
 
 def ahead_of_the_database(row: Any, column: str) -> timedelta:
@@ -58,9 +57,8 @@ def ahead_of_the_database(row: Any, column: str) -> timedelta:
         "mysql": f"TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {column}) / 1000000",
         "sqlite": f"(JULIANDAY({column}) - JULIANDAY('now')) * 86400",
     }[connection.vendor]
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {distance} FROM testapp_photo WHERE id = %s", [row.pk])
-        return timedelta(seconds=float(cursor.fetchone()[0]))
+    found = value_of(f"SELECT {distance} FROM testapp_photo WHERE id = %s", [row.pk])
+    return timedelta(seconds=float(found))
 
 
 def assert_about(found: timedelta, expected: timedelta) -> None:
@@ -121,16 +119,11 @@ def a_row_that_never_waited_shows_the_fixed_past() -> None:
     row = reread(Photo.objects.create())
     assert in_utc(row.not_before) == NEVER_WAITED
     row.save()  # and is not taken for assigned
-    with connection.schema_editor() as editor:
-        editor.create_model(Imported)
-    try:
+    with table_made(Imported):
         nothing = "() VALUES ()" if connection.vendor == "mysql" else "DEFAULT VALUES"
         execute(f"INSERT INTO testapp_imported {nothing}")
         (row,) = Imported.objects.filter(not_before=NEVER_WAITED).claim_batch(1)
         assert in_utc(row.not_before) == NEVER_WAITED
-    finally:
-        with connection.schema_editor() as editor:
-            editor.delete_model(Imported)
 
 
 def both_hours_of_a_clock_put_back_are_told_apart() -> None:

@@ -135,6 +135,13 @@ def execute(statement: str, params: Any = (), using: str = "default") -> int:
         return int(cursor.rowcount)
 
 
+def value_of(question: str, params: Any = (), using: str = "default") -> Any:
+    """Return the one value that answers the question."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(question, tuple(params))
+        return cursor.fetchone()[0]
+
+
 def set_raw(row: Any, role: str, expression: str, params: Any = ()) -> None:
     """Write one claim column behind the back of everything."""
     using = row._state.db or "default"
@@ -194,6 +201,10 @@ class Rival:
             owner = owner_of(type(row))
             where, bound = condition(owner, row.pk, "default")
             self.execute(f"SELECT 1 FROM {table_of(owner)} WHERE {where} FOR UPDATE", bound)
+
+    def commit(self) -> None:
+        self.connection.commit()
+        self.connection.set_autocommit(True)
 
     def let_go(self) -> None:
         if not self.connection.get_autocommit():

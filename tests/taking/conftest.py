@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -45,14 +45,11 @@ def taken_elsewhere(*args: Any, **kwargs: Any) -> Iterator[list[Any]]:
         """Ends the other session's block badly."""
 
     def hold() -> None:
-        try:
-            with take(*args, **kwargs) as taken:
-                rows.extend(taken)
-                there.set()
-                assert leave.wait(3 * DEADLINE)
-                raise GivenBack
-        except GivenBack:
-            pass
+        with suppress(GivenBack), take(*args, **kwargs) as taken:
+            rows.extend(taken)
+            there.set()
+            assert leave.wait(3 * DEADLINE)
+            raise GivenBack
 
     session = elsewhere(hold)
     try:

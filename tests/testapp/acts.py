@@ -140,11 +140,8 @@ def other_instance(job: Job, detail: str) -> None:
 
 def swallow(job: Job, detail: str) -> None:
     """Catch the error that has ended the handler's transaction, as a bare ``except`` around a query does."""
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT nothing FROM nowhere")
-    except Error:
-        pass
+    with suppress(Error), connection.cursor() as cursor:
+        cursor.execute("SELECT nothing FROM nowhere")
 
 
 def undo(job: Job, detail: str) -> None:

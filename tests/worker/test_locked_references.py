@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from queue import Queue
 from typing import Any
@@ -34,8 +34,7 @@ def held_past_a_lease(statement: str, key: int, rows: Any) -> Iterator[None]:
     locked = threading.Event()
 
     def hold() -> None:
-        rival = Rival()
-        try:
+        with closing(Rival()) as rival:
             rival.begin()
             rival.execute(statement, [key])
             locked.set()
@@ -43,10 +42,7 @@ def held_past_a_lease(statement: str, key: int, rows: Any) -> Iterator[None]:
             wait_until(lambda: (held.count(), rows.open().count()) == (1, 0))
             end = held.latest("expires_at").expires_at + timedelta(seconds=LEASE)
             wait_until(lambda: held.earliest("expires_at").expires_at > end)
-            rival.connection.commit()
-            rival.connection.set_autocommit(True)
-        finally:
-            rival.close()
+            rival.commit()
 
     holder = elsewhere(hold)
     assert locked.wait(120)
