@@ -5,6 +5,7 @@ import os
 import signal
 import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from django.db import connection
@@ -39,12 +40,14 @@ def is_stopped(pid: int) -> bool:
 
 def offspring(pid: int) -> list[int]:
     """Return the processes that this one has started, as they are at this moment."""
-    found = []
+    return [number for number, fields in processes() if int(fields[1]) == pid]
+
+
+def processes() -> Iterator[tuple[int, list[str]]]:
+    """Yield each process there is, with what ``stat`` says of it."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if int(stat(folder)[1]) == pid:
-                found.append(int(folder.name))
-    return found
+            yield int(folder.name), stat(folder)
 
 
 def worker_children(pid: int) -> list[int]:
@@ -65,12 +68,11 @@ def stat(folder: Path) -> list[str]:
 
 def write_lock_is_free() -> bool:
     """Say whether nobody keeps the write lock for a second, as a frozen process would."""
-    other = sqlite3.connect(connection.settings_dict["NAME"], timeout=1, isolation_level=None)
-    try:
-        other.execute("BEGIN IMMEDIATE")
-        other.execute("ROLLBACK")
-    except sqlite3.OperationalError:
-        return False
-    finally:
-        other.close()
+    name = connection.settings_dict["NAME"]
+    with contextlib.closing(sqlite3.connect(name, timeout=1, isolation_level=None)) as other:
+        try:
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            return False
     return True

@@ -77,13 +77,14 @@ def cut(*ends: socket.socket) -> None:
 
 
 class CommitProxy:
-    """Passes everything on, but for the one COMMIT that ``arm`` was told the fate of.
+    """Stands before the default database and passes all on but the one COMMIT that ``arm`` was told the fate of.
 
     A statement outside of any transaction that writes is a COMMIT, too.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        self._server = (host, port)
+    def __init__(self) -> None:
+        settings = connection.settings_dict
+        self._server = (settings["HOST"] or "127.0.0.1", int(settings["PORT"]))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._fate: Fate | None = None
@@ -207,10 +208,9 @@ def commits(
         yield LocalCommit(connections["default"], monkeypatch)
         return
     usual = connections["default"]
-    settings = usual.settings_dict
-    with CommitProxy(settings["HOST"], int(settings["PORT"])) as proxy:
+    with CommitProxy() as proxy:
         wrapper = connections.create_connection("default")
-        wrapper.settings_dict = settings | {"HOST": "127.0.0.1", "PORT": str(proxy.port)}
+        wrapper.settings_dict = usual.settings_dict | {"HOST": "127.0.0.1", "PORT": str(proxy.port)}
         connections["default"] = wrapper
         yield proxy
         wrapper.close()

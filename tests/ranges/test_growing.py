@@ -11,7 +11,7 @@ import pytest
 from django.db import connection, transaction
 
 from tests.commands import run
-from tests.querysets.support import DEADLINE, clock, elsewhere, execute, set_raw, wait_for
+from tests.querysets.support import DEADLINE, clock, elsewhere, execute, set_raw, value_of, wait_for
 from tests.ranges.conftest import drain, work_through
 from tests.testapp.models import IntRange, IntSource, LogRange, LogSource
 from tests.worker.conftest import Start, start_worker, wait_until
@@ -85,11 +85,8 @@ def test_a_key_that_was_only_taken_from_the_sequence_is_waited_for() -> None:
     taken: list[int] = []
 
     def take() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT nextval(pg_get_serial_sequence('{LogSource._meta.db_table}', 'id'))"
-            )
-            taken.append(cursor.fetchone()[0])
+        sequence = f"pg_get_serial_sequence('{LogSource._meta.db_table}', 'id')"
+        taken.append(value_of(f"SELECT nextval({sequence})"))
 
     take()  # The first one of a sequence is written down, and so are 32 more.
     with late(take, lambda: log(taken[1])):
@@ -162,8 +159,7 @@ def test_workers_follow_writers_who_commit_out_of_order(start_worker: Start) -> 
         stop.set()
     written = sum(writer.result(DEADLINE) for writer in writers)
     wait_until(lambda: not LogSource.objects.filter(counter=0).exists())
-    worker.process.terminate()
-    assert worker.wait() == 0
+    assert worker.stop() == 0
     assert LogSource.objects.count() == written
     assert set(LogSource.objects.values_list("counter", flat=True)) == {1}
 

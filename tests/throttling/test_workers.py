@@ -1,6 +1,5 @@
 """Real workers under throttles."""
 
-import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -46,8 +45,7 @@ def test_nothing_is_claimed_while_a_check_says_stop(start_worker: Start) -> None
     make(UuidKey, 1)
     wait_until(throttles)
     jobs(1)
-    worker.signal(signal.SIGTERM)
-    assert worker.wait() == 0
+    assert worker.stop() == 0
     assert not WorkerProcess.objects.exists()
     assert states() == {"complete": 10, "open": 1}
     said = [event["text"] for event in worker.events("check_broken")]

@@ -1,6 +1,5 @@
 """Real workers in real processes on the test database."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.writer import Writer
 from tests import jsonlog
-from tests.freezing import stat, worker_children
+from tests.freezing import processes, worker_children
 from tests.testapp.models import Job
 
 
@@ -63,19 +62,22 @@ class Worker:
             return int(self.process.returncode)
         pytest.fail(f"the worker was still there after {seconds} s; its log: {self.events()[-5:]}")
 
+    def stop(self) -> int:
+        """Tell the process to end, and return its exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
     def children(self) -> list[int]:
         """Return the pids of living worker processes below this one."""
         return worker_children(self.pid)
 
     def session(self) -> list[int]:
         """Return the pids of every living process that this one has started, or that those have."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                fields = stat(folder)
-                if int(fields[3]) == self.pid and fields[0] != "Z":
-                    found.append(int(folder.name))
-        return found
+        return [
+            number
+            for number, fields in processes()
+            if int(fields[3]) == self.pid and fields[0] != "Z"
+        ]
 
     def events(self, *names: str) -> list[dict[str, Any]]:
         """Return the log records with one of these events, or all of them."""

@@ -54,8 +54,7 @@ def test_it_is_touched_while_the_worker_lives(start_worker: Start, tmp_path: Pat
     wait_until(lambda: not is_throttled())
     wait_for_a_touch(path)
     assert states() == {"open": 1}
-    worker.signal(signal.SIGTERM)
-    assert worker.wait() == 0
+    assert worker.stop() == 0
 
 
 @pytest.mark.long

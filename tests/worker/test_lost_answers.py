@@ -29,10 +29,7 @@ def proxy(work: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommitProxy]:
     """Stand between the database and threads of this process that begin from now on."""
     connection.ensure_connection()
     settings: Any = connections.settings["default"]
-    with (
-        CommitProxy(settings["HOST"], int(settings["PORT"])) as proxy,
-        monkeypatch.context() as patched,
-    ):
+    with CommitProxy() as proxy, monkeypatch.context() as patched:
         patched.setitem(settings, "HOST", "127.0.0.1")
         patched.setitem(settings, "PORT", str(proxy.port))
         if connection.vendor == "postgresql":
@@ -84,8 +81,7 @@ def test_a_claim_that_never_commits_keeps_others_from_its_row_for_a_while_only(
     # Under a limit a claim is a transaction, with a lock that all claims of the model wait for.
     options, limited = ("--in-process", "--lease", "4"), {"max_running": 5}
     limits = {"TASKCLAIM_TEST_LIMITS": json.dumps(limited)}
-    settings = connection.settings_dict
-    with CommitProxy(settings["HOST"], int(settings["PORT"])) as proxy:
+    with CommitProxy() as proxy:
         proxy.arm(never_answered, heard=MARK.encode())
         start_worker(*options, **limits, DATABASE_URL=url_through(proxy.port))
         assert proxy.sprung.wait(120)
@@ -114,7 +110,7 @@ def test_a_row_whose_transaction_is_committed_late_is_done_and_not_lost(
     rival.begin()
     rival.execute("UPDATE testapp_photo SET status = 'complete'")
     writer.write()
-    rival.connection.commit()
+    rival.commit()
     rival.close()
     options = WorkerOptions((Photo._meta.label,), "w", "default")
     LeaseKeeper("default", [Feed(handler, options)], inflight).renew_when_due()

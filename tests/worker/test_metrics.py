@@ -103,8 +103,7 @@ def test_counters_never_exceed_the_table_while_workers_are_killed(
     wait_until(lambda: child not in worker.children())
     _, finished = counted_and_done()
     wait_until(lambda: states() == {"complete": 400})
-    worker.signal(signal.SIGTERM)
-    assert worker.wait() == 0
+    assert worker.stop() == 0
     counted, done = counted_and_done()
     # All that the successor did is counted.
     assert reported + done - finished <= counted

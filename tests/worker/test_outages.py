@@ -1,7 +1,6 @@
 """A database that is away or silent: the same processes carry on, and no row is charged for it."""
 
 import contextlib
-import os
 import signal
 import sqlite3
 import subprocess
@@ -84,8 +83,7 @@ def test_a_row_that_runs_through_an_outage_is_kept(
 @pytest.mark.promise(12)
 def test_a_claim_whose_commit_was_not_answered_charges_nobody(start_worker: Start) -> None:
     """The claim is committed, its answer is lost, and the database stays away for longer than a claim waits."""
-    settings = connection.settings_dict
-    with CommitProxy(settings["HOST"] or "127.0.0.1", int(settings["PORT"])) as proxy:
+    with CommitProxy() as proxy:
 
         def swallow_and_go_away(sent: bytes, client: Any, server: Any) -> None:
             proxy.refusing.set()
@@ -109,8 +107,7 @@ def test_a_claim_whose_commit_was_not_answered_charges_nobody(start_worker: Star
 @pytest.mark.promise(12)
 def test_a_worker_does_not_spin_while_its_database_is_away(start_worker: Start) -> None:
     """It tries again a few times a second at most; without a pause these tries would take a few hundredths of one."""
-    settings = connection.settings_dict
-    with CommitProxy(settings["HOST"] or "127.0.0.1", int(settings["PORT"])) as proxy:
+    with CommitProxy() as proxy:
         jobs(1)
         worker = start_worker("--in-process", DATABASE_URL=url_through(proxy.port))
         wait_until(lambda: states() == {"complete": 1})
@@ -243,8 +240,7 @@ def test_a_stop_while_the_database_is_silent(
     if act == "work":
         wait_until(lambda: worker.events("completed"))
     silence()
-    worker.signal(signal.SIGTERM)
-    assert worker.wait() == code
+    assert worker.stop() == code
     wait_until(lambda: not worker.session(), what="nobody is left")
 
 
@@ -255,5 +251,4 @@ def test_a_worker_starts_and_stops_where_no_database_answers(start_worker: Start
         away["NAME"] = "/nowhere/at/all.sqlite3"
     worker = start_worker("--grace", "1", DATABASE_URL=servers.url_of(away))
     wait_until(lambda: worker.events("trouble"), what="it has tried")
-    os.kill(worker.pid, signal.SIGTERM)
-    assert worker.wait() == 0
+    assert worker.stop() == 0

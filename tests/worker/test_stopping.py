@@ -69,8 +69,7 @@ def test_the_grace_period_ends_what_still_runs(start_worker: Start) -> None:
     jobs(1, "stay")
     worker = start_worker(*HOUR, "--grace", "0.5")
     wait_until(Ledger.objects.exists)
-    worker.signal(signal.SIGTERM)
-    assert worker.wait() == 1
+    assert worker.stop() == 1
     assert states() == {"open": 1}
 
 
@@ -88,8 +87,7 @@ def test_a_row_that_its_handler_has_locked_goes_back(start_worker: Start) -> Non
     # Before that the claim itself has it locked.
     wait_until(lambda: states() == {"processing": 1})
     wait_until(is_locked, what="the handler has its row locked")
-    worker.signal(signal.SIGTERM)
-    assert worker.wait() == 1
+    assert worker.stop() == 1
     assert states() == {"open": 1}
     assert (Job.objects.get().attempts, Job.objects.get().note) == (0, "")
     assert not Effect.objects.exists()
@@ -116,8 +114,7 @@ def test_a_stop_at_any_moment_of_the_start_leaves_nothing(start_worker: Start) -
     for tenths in range(0, 24, 3):
         worker = start_worker("--batch-size", "5", "--grace", "600")
         wait_until(lambda since=worker.began + tenths / 10: time.time() > since)
-        worker.signal(signal.SIGTERM)
-        assert worker.wait() in (0, -signal.SIGTERM)
+        assert worker.stop() in (0, -signal.SIGTERM)
         wait_until(lambda worker=worker: not worker.session(), what="nobody is left")
         assert states().get("processing") is None
     assert set(Job.objects.values_list("attempts", flat=True)) == {0}
@@ -147,8 +144,7 @@ def test_a_frozen_child_does_not_hold_up_a_stop(start_worker: Start) -> None:
     wait_until(Ledger.objects.exists)
     (child,) = worker.children()
     os.kill(child, signal.SIGSTOP)
-    worker.signal(signal.SIGTERM)
-    assert worker.wait() == 1
+    assert worker.stop() == 1
     wait_until(lambda: not worker.session(), what="nobody is left")
 
 
@@ -191,8 +187,7 @@ def test_a_pause_and_a_resume_are_noticed(start_worker: Start) -> None:
     assert states() == {"open": 50, "complete": 1}
     resume(Job)
     wait_until(lambda: states() == {"complete": 51}, what="claims flow again")
-    worker.signal(signal.SIGTERM)
-    assert worker.wait() == 0
+    assert worker.stop() == 0
     assert set(Job.objects.values_list("attempts", flat=True)) == {0}
 
 

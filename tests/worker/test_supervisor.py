@@ -1,6 +1,5 @@
 """Children that die or hang: the supervisor replaces them, and gives up where none can be kept alive."""
 
-import signal
 import subprocess
 
 import pytest
@@ -38,8 +37,7 @@ def test_a_child_whose_thread_hangs_is_replaced(start_worker: Start) -> None:
     wait_until(lambda: [pid for pid in worker.children() if pid != before], what="a new process")
     wait_until(lambda: states() == {"complete": 2})
     assert any("hangs" in text for text in errors(worker))
-    worker.signal(signal.SIGTERM)
-    assert worker.wait() == 0
+    assert worker.stop() == 0
 
 
 def test_a_worker_that_polls_rarely_is_not_taken_for_hung(start_worker: Start) -> None:

@@ -1,7 +1,6 @@
 """An idle worker that is called looks at once."""
 
 from collections.abc import Iterator
-from signal import SIGTERM
 
 import pytest
 from django.db import connection
@@ -60,5 +59,4 @@ def test_a_worker_is_called_again_after_its_sessions_were_lost(waiting_worker: W
         # One may be done because the new session looks for what came before it; then the next was called for.
         jobs(1)
         wait_until(done)
-    waiting_worker.signal(SIGTERM)
-    assert waiting_worker.wait() == 0
+    assert waiting_worker.stop() == 0

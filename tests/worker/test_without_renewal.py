@@ -9,7 +9,6 @@ from datetime import timedelta
 from unittest.mock import MagicMock
 
 import pytest
-from django.db import connection
 
 from django_taskclaim.claim import clock
 from django_taskclaim.handlers import Handler
@@ -85,8 +84,7 @@ def test_a_renewal_that_is_refused_does_not_put_off_the_loss(transactional_db: N
 def test_a_database_that_goes_away_is_not_asked_without_pause(start_worker: Start) -> None:
     """A slow machine asks less often, so the span is long there, too."""
     jobs(1)
-    settings = connection.settings_dict
-    with CommitProxy(settings["HOST"], int(settings["PORT"])) as proxy:
+    with CommitProxy() as proxy:
         start_worker("--in-process", DATABASE_URL=url_through(proxy.port))
         wait_until(lambda: states() == {"complete": 1})
     asked: list[float] = []
