@@ -1,7 +1,5 @@
 """Only the database's clock decides: no worker's clock and no setting of a time zone shifts a lease."""
 
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ import pytest
 from django.utils import timezone
 
 from tests.factories import make
+from tests.processes import output_of
 from tests.querysets.support import clock, facts, set_raw
 from tests.testapp.models import Photo
 
@@ -31,13 +30,6 @@ claimed.claim.renew(7200)
 delayed.claim.release(delay=3600)
 print(due, claimed.pk, delayed.pk)
 """
-
-
-def output_of(*arguments: str, env: dict[str, str]) -> str:
-    words = [sys.executable, *arguments]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("shift", [DAY, pytest.param(-DAY, marks=pytest.mark.once)])

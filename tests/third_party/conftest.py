@@ -1,12 +1,12 @@
 """These tests run under their own settings only: ``tox -e third_party``."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from tests.processes import output_of
 
 SETTINGS = "tests.third_party.settings"
 
@@ -25,16 +25,7 @@ def work(process_env: dict[str, str]) -> Callable[[Any], str]:
 
     def drain(*models: Any) -> str:
         labels = [model._meta.label for model in models]
-        command = [sys.executable, "-W", "ignore", "-m", "django", "claimworker", *labels]
-        done = subprocess.run(
-            [*command, "--drain", "--in-process", "--poll", "0.1"],
-            env=process_env,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        command = ["-W", "ignore", "-m", "django", "claimworker", *labels]
+        return output_of(*command, "--drain", "--in-process", "--poll", "0.1", env=process_env)
 
     return drain

@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from tests import servers
+from tests.processes import output_of
 
 
 @pytest.fixture(scope="module")
@@ -19,14 +19,7 @@ def python() -> Callable[..., str]:
         "TENANTS_DATABASE_URL": servers.guarded_postgres(),
     }
 
-    def run(*words: str) -> str:
-        command = [sys.executable, "-W", "ignore", "-m", *words]
-        done = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
+    run = partial(output_of, "-W", "ignore", "-m", env=env)
     run("tests.third_party.tenants.scene", "make")
     return run
 

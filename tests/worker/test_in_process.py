@@ -1,13 +1,12 @@
 """``--in-process --drain``: what cron starts on shared hosting, beside itself."""
 
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 from django.core.management import CommandError, call_command
 
+from tests.commands import shell
 from tests.worker.conftest import jobs, states
 
 DRAIN = ("--in-process", "--drain")
@@ -15,27 +14,14 @@ DRAIN = ("--in-process", "--drain")
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
-def run(env: dict[str, str], *words: str, first: str = "") -> "subprocess.CompletedProcess[str]":
-    """Run a worker as cron does, and return its code and all that it said."""
-    begin = f"{first}\nfrom django.core.management import execute_from_command_line as run\n"
-    program = begin + "import sys\nrun(['manage.py', 'claimworker', 'testapp.Job', *sys.argv[1:]])"
-    return subprocess.run(
-        [sys.executable, "-c", program, *words],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
 @pytest.mark.once
 def test_it_is_quiet_unless_something_failed(process_env: dict[str, str]) -> None:
     """Cron mails what is printed: nothing of a good run, and of a bad one each row with its traceback."""
     jobs(3)
-    good = run(process_env, *DRAIN)
+    good = shell(process_env, "claimworker", "testapp.Job", *DRAIN)
     assert (good.returncode, good.stdout, good.stderr) == (0, "", "")
     keys = jobs(3, "permanent") + jobs(2, "lookup")
-    bad = run(process_env, *DRAIN)
+    bad = shell(process_env, "claimworker", "testapp.Job", *DRAIN)
     assert (bad.returncode, bad.stdout) == (0, "")
     assert all(f" ERROR Failed testapp.Job {key}" in bad.stderr for key in keys)
     assert bad.stderr.count("Traceback (most recent call last)") == 5
