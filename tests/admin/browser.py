@@ -32,6 +32,13 @@ def start() -> webdriver.Chrome:
     return webdriver.Chrome(options=options, service=Service(driver))
 
 
+@pytest.fixture(scope="module")
+def driver() -> Iterator[webdriver.Chrome]:
+    started = start()
+    yield started
+    started.quit()
+
+
 class Browser:
     """What a person sees and does."""
 

@@ -10,13 +10,12 @@ from django.test import override_settings
 
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.switch import overrides_of, pause, paused_by, set_overrides
-from tests.admin import browser as browsers
-from tests.admin.browser import Browser
+from tests.admin.browser import Browser, driver, requests_end
 from tests.admin.room import overview
 from tests.testapp.models import Job
 from tests.worker.conftest import Start, jobs, start_worker, states, wait_until
 
-__all__ = ["start_worker"]  # a fixture
+__all__ = ["driver", "start_worker"]  # fixtures
 
 pytestmark = [
     pytest.mark.once,
@@ -25,18 +24,11 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Any]:
-    started = browsers.start()
-    yield started
-    started.quit()
-
-
 @pytest.fixture
 def room(driver: Any, live_server: Any) -> Iterator[Browser]:
     """The control room of jobs, before somebody who may do everything."""
     page = Browser(driver, live_server.url)
-    with browsers.requests_end():
+    with requests_end():
         page.log_in(User.objects.create_superuser("ada"))
         page.go(overview("testapp.job"))
         yield page

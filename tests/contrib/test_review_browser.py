@@ -12,11 +12,12 @@ from django.utils import timezone
 from selenium.webdriver.common.keys import Keys
 
 from django_taskclaim.holders import holder_of
-from tests.admin import browser as browsers
-from tests.admin.browser import Browser
+from tests.admin.browser import Browser, driver, requests_end
 from tests.contrib.conftest import address
 from tests.querysets.support import clock, facts, set_raw
 from tests.worker.conftest import wait_until
+
+__all__ = ["driver"]  # a fixture
 
 pytestmark = [
     pytest.mark.once,
@@ -25,19 +26,12 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Any]:
-    started = browsers.start()
-    yield started
-    started.quit()
-
-
 @pytest.fixture
 def ada(driver: Any, live_server: Any, articles: Any) -> Iterator[Browser]:
     """Ada, who has fetched articles."""
     make_editors()
     editor = Browser(driver, live_server.url)
-    with browsers.requests_end():
+    with requests_end():
         editor.log_in(User.objects.get(username="ada"))
         editor.go("/articles/")
         submit(editor, "more")
