@@ -79,23 +79,13 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 STATIC_URL = "static/"
 ROOT_URLCONF = "tests.urls"
 
-INSTALLED_APPS = [
-    "django.contrib.contenttypes",
-    "django.contrib.auth",
-    # Before the admin, whose templates it replaces.
-    "admin_actions",
-    "django.contrib.admin",
-    "django.contrib.sessions",
-    "django.contrib.messages",
-    "django.contrib.staticfiles",
-    "django_taskclaim",
-    "django_taskclaim.control",
-    "tests.testapp",
-    "tests.chaos.app",
-    "articles",
-    "django_taskclaim.contrib.review",
-    "tests.companions.app",
-]
+INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth"]
+# Before the admin, whose templates it replaces.
+INSTALLED_APPS += ["admin_actions", "django.contrib.admin", "django.contrib.sessions"]
+INSTALLED_APPS += ["django.contrib.messages", "django.contrib.staticfiles"]
+INSTALLED_APPS += ["django_taskclaim", "django_taskclaim.control", "tests.testapp"]
+INSTALLED_APPS += ["tests.chaos.app", "articles", "django_taskclaim.contrib.review"]
+INSTALLED_APPS += ["tests.companions.app"]
 
 if "postgres" in DATABASE_URL:
     # Partitions, and an audit by row triggers; see tests.surroundings.

@@ -17,7 +17,6 @@ from tests.admin.room import (
     CONFIGURE,
     OPERATE,
     SILENT,
-    WORKER,
     act_on,
     address,
     chosen,
@@ -96,15 +95,9 @@ def acts_of(action: Action) -> Iterator[Act]:
         yield Act(f"list {slug}", lambda rows: act_on(Photo, slug), WHY, chosen, action.name)
 
 
-def command(what: str, name: str = WORKER) -> Act:
+def command(what: str) -> Act:
     """Return the act of a command to a worker process."""
-    return Act(
-        f"{what} {name}",
-        lambda rows: command_url(what, name),
-        WHY,
-        {"commands": [what]},
-        "worker command",
-    )
+    return Act(what, lambda rows: command_url(what), WHY, {"commands": [what]}, "worker command")
 
 
 def of_group(page: str) -> Callable[[Rows], str]:
@@ -114,7 +107,7 @@ def of_group(page: str) -> Callable[[Rows], str]:
 DELETE = (*OPERATE, "testapp.delete_photo")
 PAUSED = {"switch": ("testapp.photo", "ada", "why")}
 ALL_PAUSED = {"switch": ("*", "ada", "why")}
-RESUMED = {"switch": None}
+RESUME = (WHY, {"switch": None}, "resume")
 #: The rows of the scene by the states that an action names.
 KINDS = {
     "open": ("open", "waiting"),
@@ -124,21 +117,13 @@ KINDS = {
     "complete": ("complete",),
 }
 #: In which state an action leaves a row.
-ENDS = {
-    "reset": "open",
-    "run": "open",
-    "pause rows": "paused",
-    "resume rows": "open",
-    "release": "open",
-    "fail": "failed",
-}
+ENDS = dict.fromkeys(["reset", "run", "resume rows", "release"], "open")
+ENDS |= {"pause rows": "paused", "fail": "failed"}
 
 ACTS = [
     *(act for action in ROW_ACTIONS for act in acts_of(action)),
     Act("pause", lambda rows: photos("pause"), WHY | {"until": "900"}, PAUSED, "pause"),
-    Act(
-        "resume", lambda rows: photos("resume"), WHY, RESUMED, "resume", first=lambda: pause(Photo)
-    ),
+    Act("resume", lambda rows: photos("resume"), *RESUME, first=lambda: pause(Photo)),
     command("drain"),
     command("stop"),
     Act("retry some", of_group("retry"), WHY | {"first": "on"}, {"failed": "open"}, "reset"),
@@ -154,14 +139,7 @@ ACTS = [
         needs=CONFIGURE,
     ),
     Act("pause all models", lambda rows: overview("pause"), WHY, ALL_PAUSED, "pause"),
-    Act(
-        "resume all models",
-        lambda rows: overview("resume"),
-        WHY,
-        RESUMED,
-        "resume",
-        first=pause_all,
-    ),
+    Act("resume all models", lambda rows: overview("resume"), *RESUME, first=pause_all),
 ]
 
 

@@ -116,14 +116,8 @@ print("ANSWER", json.dumps([said, [found(value) for value in right]]))
 
 NEVER = ["object()", "-1", "float('nan')", "float('inf')", "[3]", "{'no': 1}", "b'x'", "'   '"]
 #: What some settings take.
-TAKEN = {
-    "REDACT = None",
-    "METRICS_TOKEN = None",
-    "BREAKER = None",
-    "TIMEOUT = None",
-    "STORE_TRACEBACK = True",
-}
-TAKEN |= {"RETRIES = 0", "FIXTURES_WRITE_CLAIMS = True"}
+TAKEN = {"REDACT = None", "METRICS_TOKEN = None", "BREAKER = None", "TIMEOUT = None"}
+TAKEN |= {"STORE_TRACEBACK = True", "RETRIES = 0", "FIXTURES_WRITE_CLAIMS = True"}
 
 
 def test_every_setting_with_every_wrong_value_is_reported(project: Project) -> None:

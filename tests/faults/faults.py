@@ -239,11 +239,7 @@ FAULTS = {
         ),
         fault(
             "A row whose handler meets an outage of the database is charged a try.",
-            (
-                RUNNING,
-                "return item.was_away",
-                "return False",
-            ),
+            (RUNNING, "return item.was_away", "return False"),
             on=("postgresql", "mysql"),
         ),
         fault(
@@ -278,11 +274,7 @@ FAULTS = {
     14: [
         fault(
             "A database that commits nothing by itself is taken without a word.",
-            (
-                "checks.py",
-                'if not connections[alias].settings_dict["AUTOCOMMIT"]:',
-                "if False:",
-            ),
+            ("checks.py", 'if not connections[alias].settings_dict["AUTOCOMMIT"]:', "if False:"),
         ),
         fault(
             "A server that isolates transactions too much is taken without a word.",

@@ -66,19 +66,9 @@ def test_json_has_every_figure() -> None:
     assert (job["figures"]["workers"], photo["figures"].pop("workers")) == (2, None)
     figures = photo["figures"]
     ages = {name: figures.pop(name) for name in ("oldest_due", "oldest_expired", "paused_for")}
-    assert figures == {
-        "open": 2,
-        "due": 1,
-        "waiting": 1,
-        "processing": 2,
-        "complete": 1,
-        "failed": 1,
-        "paused": 1,
-        "total": 7,
-        "unfinished": 5,
-        "expired": 1,
-        "throttles": 2,
-    }
+    rows = {"open": 2, "processing": 2, "complete": 1, "failed": 1, "paused": 1, "total": 7}
+    more = {"due": 1, "waiting": 1, "unfinished": 5, "expired": 1, "throttles": 2}
+    assert figures == rows | more
     assert ages["oldest_due"] is None
     assert 3600 <= ages["oldest_expired"] < 7200
     assert 10_800 <= ages["paused_for"] < 14_400

@@ -156,12 +156,7 @@ async def do_asynchronously(job: AsyncJob) -> None:
 
 
 @handler(LogRange)
-@handler(
-    IntRange,
-    timeout=OPTIONS["timeout"],
-    max_attempts=OPTIONS["max_attempts"],
-    backoff=lambda n: 0.2,
-)
+@handler(IntRange, **{name: OPTIONS[name] for name in ("timeout", "max_attempts", "backoff")})
 def count_up(range_: IntRange | LogRange) -> None:
     """Work on chunks of 50 rows; after each commit, so that SQLite is free, wait as the environment says."""
     pause = os.environ.get("TASKCLAIM_TEST_CHUNK", "0.02")

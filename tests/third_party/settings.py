@@ -7,33 +7,14 @@ from tests.settings import *  # noqa: F403
 AUTH_USER_MODEL = "third_party.Member"
 SITE_ID = 1
 
-INSTALLED_APPS = [
-    "admin_actions",
-    "django.contrib.admin",
-    "django.contrib.auth",
-    "django.contrib.contenttypes",
-    "django.contrib.sessions",
-    "django.contrib.messages",
-    "django.contrib.staticfiles",
-    "treebeard",
-    "mptt",
-    "polymorphic",
-    "taggit",
-    "modelcluster",
-    "wagtail.users",
-    "wagtail.images",
-    "wagtail.documents",
-    "wagtail.search",
-    "wagtail.admin",
-    "wagtail",
-    "reversion",
-    "simple_history",
-    "pgtrigger",
-    "pghistory",
-    "django_taskclaim",
-    "django_taskclaim.control",
-    "tests.third_party.app",
-]
+INSTALLED_APPS = ["admin_actions", "django.contrib.admin", "django.contrib.auth"]
+INSTALLED_APPS += ["django.contrib.contenttypes", "django.contrib.sessions"]
+INSTALLED_APPS += ["django.contrib.messages", "django.contrib.staticfiles"]
+INSTALLED_APPS += ["treebeard", "mptt", "polymorphic", "taggit", "modelcluster"]
+INSTALLED_APPS += ["wagtail.users", "wagtail.images", "wagtail.documents", "wagtail.search"]
+INSTALLED_APPS += ["wagtail.admin", "wagtail", "reversion", "simple_history", "pgtrigger"]
+INSTALLED_APPS += ["pghistory", "django_taskclaim", "django_taskclaim.control"]
+INSTALLED_APPS += ["tests.third_party.app"]
 
 
 class _NoMigrations(dict[str, Any]):

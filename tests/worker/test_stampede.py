@@ -22,17 +22,8 @@ EXPLANATIONS = ("expired", "lost", "released", "failed")
 def test_stampede_with_kills_and_freezes(start_worker: Start) -> None:
     """Every row is complete, written once, and each extra run has a logged reason."""
     jobs(ROWS)
-    workers = [
-        start_worker(
-            "--in-process",
-            "--drain",
-            "--batch-size",
-            str(random.randint(1, 60)),
-            "--lease",
-            str(LEASE),
-        )
-        for _ in range(6)
-    ]
+    options = ("--in-process", "--drain", "--lease", str(LEASE), "--batch-size")
+    workers = [start_worker(*options, str(random.randint(1, 60))) for _ in range(6)]
     killed, frozen = workers[:2]
     wait_until(lambda: Ledger.objects.count() > ROWS // 10, what="the work is under way")
     freeze(frozen.pid)
