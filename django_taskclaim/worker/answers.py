@@ -1,9 +1,9 @@
 """What a handler has made of its rows: what its answer says of each, and which columns it has set in vain."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from django.db import models
 
@@ -13,12 +13,11 @@ from django_taskclaim.columns import (
     as_claimed,
     claim_columns,
     has_claim_columns,
-    is_claimable,
     is_companion,
     source_link,
 )
 from django_taskclaim.completion import Clear, Mark
-from django_taskclaim.fields import AnyField
+from django_taskclaim.fields import AnyField, ClaimColumn
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import policy_for
@@ -39,8 +38,8 @@ def of_answer(rows: Sequence[models.Model], answer: object) -> Said:
     not mentioned has failed. The handler of companions got their sources, and names those, or their keys.
     Raises TypeError for an answer that is nothing of the kind.
     """
-    said = {_key(one): outcome for one, outcome in _pairs(answer)}
-    return [_outcome(said.get(_key(row), UNMENTIONED)) for row in rows]
+    said = {_key(one): _outcome(outcome) for one, outcome in _pairs(answer)}
+    return [said.get(_key(row), UNMENTIONED) for row in rows]
 
 
 def _key(given: object) -> object:
@@ -75,99 +74,83 @@ def _pair(said: object) -> tuple[object, object]:
     return said, None
 
 
-def _outcome(said: object) -> BaseException | str | None:
+def _outcome(said: object) -> BaseException | None:
     if isinstance(said, type) and issubclass(said, BaseException):
         return said()
-    if said is None or said is UNMENTIONED or isinstance(said, BaseException):
+    if said is None or isinstance(said, BaseException):
         return said
     return TypeError(f"The outcome of a row is None or an exception, not {said!r:.200}.")
 
 
 # Columns that a handler sets although nothing writes them: a completion writes ``update_fields`` alone
 
-#: A process compares so many rows of a handler.
-COMPARED = 50
+#: By handler, how many of its rows this process is still to compare: the first 50, or none after a warning.
+_to_compare: defaultdict[Handler, int] = defaultdict(lambda: 50)
 
 #: A row, the instance that a handler gets (it, or its source), and what that had in its ``__dict__`` before the call.
-_Before: TypeAlias = tuple[models.Model, models.Model, dict[str, object]]
+Before: TypeAlias = tuple[models.Model, models.Model, dict[str, object]]
 
 
-@cache
-def unsaved_columns(handler: Handler) -> "UnsavedColumns":
-    """Return what compares the rows of *handler* in this process."""
-    return UnsavedColumns(handler)
+def values_before(handler: Handler, rows: Sequence[models.Model]) -> list[Before]:
+    """Return what the handler is given, with its values; nothing once enough rows have been compared."""
+    rows = rows[: _to_compare[handler]]
+    # Another thread may have taken the last ones meanwhile.
+    _to_compare[handler] = max(0, _to_compare[handler] - len(rows))
+    given = [getattr(row, LINK) if handler.gets_sources else row for row in rows]
+    return [(row, one, dict(vars(one))) for row, one in zip(rows, given, strict=True)]
 
 
-class UnsavedColumns:
-    """Compares the first rows of one handler with what they were before each call, until one tells of a mistake."""
-
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
-        #: So many rows are still to be compared.
-        self.left = COMPARED
-
-    def before(self, rows: Sequence[models.Model]) -> list[_Before]:
-        """Return what the handler is given, with its values; nothing once enough rows have been compared."""
-        rows = rows[: self.left]
-        # Another thread may have taken the last ones meanwhile.
-        self.left = max(0, self.left - len(rows))
-        given = [getattr(row, LINK) if self._handler.gets_sources else row for row in rows]
-        return [(row, one, dict(vars(one))) for row, one in zip(rows, given, strict=True)]
-
-    def warn(self, seen: Sequence[_Before]) -> None:
-        """Warn, once, where the handler has set columns of which the database still has the old values."""
-        for row, instance, before in seen:
-            changed = _changed(self._unwritten(instance), before, vars(instance))
-            # Without a claim it was saved as another row.
-            if not changed or claim_of(row) is None:
-                continue
-            stored = models.QuerySet[models.Model](type(instance), using=instance._state.db)
-            # The row may be gone, and reading it runs code of the user's: that makes no difference to what it came to.
-            with suppress(Exception):
-                there = stored.filter(pk=instance.pk).values(*(one.attname for one in changed))
-                # Another value was written by somebody, or made by the database.
-                written = _changed(changed, before, there.get())
-                if unsaved := [one.name for one in changed if one not in written]:
-                    self.left = 0
-                    prefix = "" if instance is row else PREFIX
-                    self._log(row, [prefix + name for name in unsaved])
-                    return
-
-    def _unwritten(self, instance: models.Model) -> list[AnyField]:
-        """Return the columns that a completion of the row neither removes nor writes."""
-        kind, model = type(instance), self._handler.model
-        if issubclass(kind, model) and not isinstance(policy_for(model).completion, (Mark, Clear)):
-            return []
-        names = writable(kind)
-        if is_claimable(kind):
-            names -= claim_columns(kind).guarded_names
-        written = checked_results(model, self._handler.update_fields)
-        fields = [field for field in kind._meta.concrete_fields if field.attname in names]
-        return [field for field in fields if field not in written]
-
-    def _log(self, row: models.Model, columns: list[str]) -> None:
-        names = ", ".join(f'"{name}"' for name in (*self._handler.update_fields, *columns))
+def warn_of_unsaved(handler: Handler, seen: Sequence[Before]) -> None:
+    """Warn, once, where the handler has set columns of which the database still has the old values."""
+    for row, given, before in seen:
+        # Without a claim it was saved as another row.
+        if claim_of(row) is None or not (unsaved := _unsaved(handler, given, before)):
+            continue
+        _to_compare[handler] = 0
+        columns = [one if given is row else PREFIX + one for one in unsaved]
+        names = ", ".join(f'"{name}"' for name in (*handler.update_fields, *columns))
         logger.warning(
             "%s: %s set %s, but nothing writes it, so this row and others are completed without it."
             " Register the handler with update_fields=[%s], or call save() in it. To run those rows again:"
             " manage.py claimreset %s --complete",
-            *(named(row), self._handler.name, listed(columns), names),
-            self._handler.model._meta.label,
+            *(named(row), handler.name, listed(columns), names, handler.model._meta.label),
             extra={"event": "unsaved", "keys": [str(row.pk)], "columns": columns},
         )
+        return
 
 
-def _changed(
-    fields: Sequence[AnyField], before: Mapping[str, Any], now: Mapping[str, Any]
+def _unsaved(handler: Handler, given: models.Model, before: Mapping[str, object]) -> Sequence[str]:
+    """Return the columns that the handler has set on what it was *given*, and of which the old values are stored."""
+    columns = _set_in_vain(handler, given, before)
+    # The row may be gone, and reading it runs code of the user's: that makes no difference to what it came to.
+    with suppress(Exception):
+        if columns:
+            rows = models.QuerySet[models.Model](type(given), using=given._state.db)
+            stored = rows.filter(pk=given.pk).values(*(one.attname for one in columns)).get()
+            # Another value was written by somebody, or made by the database.
+            return [one.name for one in columns if _are_alike(one, before, stored)]
+    return ()
+
+
+def _set_in_vain(
+    handler: Handler, given: models.Model, before: Mapping[str, object]
 ) -> list[AnyField]:
-    """Return the columns that were loaded and are stored otherwise now; a file is a text until it is read."""
+    """Return the columns that were set since *before*, and that a completion neither removes nor writes."""
+    kind, model, now = type(given), handler.model, vars(given)
+    if issubclass(kind, model) and not isinstance(policy_for(model).completion, (Mark, Clear)):
+        return []
+    loaded = writable(kind) & before.keys() & now.keys()
+    fields = [one for one in kind._meta.concrete_fields if one.attname in loaded]
+    results = checked_results(model, handler.update_fields)
+    written = [one for one in fields if one in results or isinstance(one, ClaimColumn)]
+    return [one for one in fields if not (one in written or _are_alike(one, before, now))]
 
-    def differs(field: AnyField) -> bool:
-        one, other = before[field.attname], now[field.attname]
-        try:
-            return bool(field.get_prep_value(one) != field.get_prep_value(other))
-        except Exception:
-            # No value of this column, or one of a class of the user's.
-            return one is not other
 
-    return [one for one in fields if one.attname in before and one.attname in now and differs(one)]
+def _are_alike(field: AnyField, one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    """Say whether both have values of the column that are stored alike; a file is a text until it is read."""
+    mine, theirs = one[field.attname], other[field.attname]
+    try:
+        return bool(field.get_prep_value(mine) == field.get_prep_value(theirs))
+    except Exception:
+        # No value of this column, or one of a class of the user's.
+        return mine is theirs

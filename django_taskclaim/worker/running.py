@@ -34,7 +34,7 @@ from django_taskclaim.querysets.completing import complete
 from django_taskclaim.querysets.scope import ClaimTarget, unbroken_transaction
 from django_taskclaim.querysets.writes import fail_unreadable, note_start
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
-from django_taskclaim.worker.answers import Said, of_answer, unsaved_columns
+from django_taskclaim.worker.answers import Said, of_answer, values_before, warn_of_unsaved
 from django_taskclaim.worker.batch import (
     DONE,
     NOT_STARTED,
@@ -164,7 +164,7 @@ class Running:
                 others.append((held, outcome))
         if others:
             self.inflight.judge(item, others)
-        item.before = unsaved_columns(item.handler).before([held.row for held in called])
+        item.before = values_before(item.handler, [held.row for held in called])
         return called
 
     def _before_call(self, held: HeldRow, now: float) -> Outcome | None:
@@ -326,7 +326,7 @@ class Running:
                 return Answer(error=error)
             broken("An atomic handler has committed", error)
         if item.before and (answer.completed or not item.handler.atomic):
-            unsaved_columns(item.handler).warn(item.before)
+            warn_of_unsaved(item.handler, item.before)
         return answer
 
 
