@@ -65,17 +65,8 @@ def judged(row: models.Model, error: BaseException | str) -> Failed | PutBack:
     return PutBack(describe(error), verdict.wait(), everyone=verdict.everyone, raised=error)
 
 
-@dataclass(frozen=True, slots=True)
-class Ambiguous:
-    """The COMMIT was not answered well, so the row's token must be read back before anything is said of it."""
-
-    error: BaseException
-    #: What becomes of the row if nothing was committed.
-    otherwise: "Failed | PutBack"
-
-
 #: Of a claim that has ended, by a verb of the handler's own or with its transaction, nothing is left to be written.
-Outcome: TypeAlias = Done | Failed | PutBack | Ambiguous | Ended
+Outcome: TypeAlias = Done | Failed | PutBack | Ended
 
 
 #: How many notes of which size a child has room for: of many claims of few rows, and of some with a thousand keys.

@@ -7,7 +7,7 @@ A row is held, and its lease renewed, until its result has been written. A row t
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from django.db.models import Model
@@ -17,7 +17,6 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.worker.batch import (
     DONE,
     NOT_STARTED,
-    Ambiguous,
     HeldRow,
     Notes,
     Outcome,
@@ -95,20 +94,18 @@ class InFlight:
 
     def _start(self, waiting: deque[HeldRow]) -> WorkItem:
         handler = waiting[0].handler
-        model = handler.model
         rows = [waiting.popleft() for _ in range(len(waiting) if handler.batch else 1)]
         for held in rows:
             held.batch.started[held.number] = 1
+        claims = self._waiting.pop(handler.model)
         if not waiting:
-            self._waiting[model].popleft()
-        if not self._waiting[model]:
-            del self._waiting[model]
-        elif len(self._waiting) > 1:
+            claims.popleft()
+        if claims:
             # Last in line now, so that the other models get their turn.
-            self._waiting[model] = self._waiting.pop(model)
+            self._waiting[handler.model] = claims
         item = WorkItem(handler, rows, waiting)
         self._running.append(item)
-        if len(waiting) < self.low and self.waiting(model) < self.low:
+        if len(waiting) < self.low and self.waiting(handler.model) < self.low:
             self._changed.notify_all()
         return item
 
@@ -142,19 +139,16 @@ class InFlight:
 
     # Out at the other
 
-    def judge(
-        self, item: WorkItem, outcomes: Iterable[tuple[HeldRow, Outcome]], ran: float = 0.0
-    ) -> None:
+    def judge(self, item: WorkItem, outcomes: Mapping[HeldRow, Outcome], ran: float = 0.0) -> None:
         """Have what became of rows of an item that runs written; nothing of one that was abandoned before."""
         with self._lock:
             if item not in self._running:
                 return
-            judged = dict(outcomes)
-            for held, outcome in judged.items():
+            for held, outcome in outcomes.items():
                 held.outcome, held.ran = outcome, ran
-            item.outcomes += judged.values()
-            self._add(judged, clock())
-            if rest := [held for held in item.rows if held not in judged]:
+            item.outcomes += outcomes.values()
+            self._add(outcomes, clock())
+            if rest := [held for held in item.rows if held not in outcomes]:
                 item.rows = rest
             else:
                 self._let_go(item)
@@ -177,7 +171,8 @@ class InFlight:
         """Have what rows came to written; their handler, or a COMMIT under way, may still have some of them locked."""
         is_first = not self._ended
         for held in rows:
-            is_blocked = held.abandoned or isinstance(held.outcome, Ambiguous)
+            # Of one whose transaction was to end it, the token must be read back before anything is said of it.
+            is_blocked = held.abandoned or (held.ending and held.claim.unanswered)
             (self._blocked if is_blocked else self._ended)[held] = now
         if is_first or self._blocked or len(self._ended) >= ENOUGH:
             self._changed.notify_all()
@@ -231,15 +226,15 @@ class InFlight:
                     if which(item.rows[0]):
                         item.request_cancel(recall)
             taken: list[HeldRow] = []
-            for model, claims in list(self._waiting.items()):
-                for waiting in claims:
-                    for _ in range(len(waiting)):
-                        held = waiting.popleft()
+            waiting, self._waiting = self._waiting, {}
+            for model, claims in waiting.items():
+                for rows in claims:
+                    for _ in range(len(rows)):
+                        held = rows.popleft()
                         # Asked once: another thread may find the row lost in between.
-                        (taken if which(held) else waiting).append(held)
-                self._waiting[model] = deque(filter(None, claims))
-                if not self._waiting[model]:
-                    del self._waiting[model]
+                        (taken if which(held) else rows).append(held)
+                if left := deque(filter(None, claims)):
+                    self._waiting[model] = left
             self.give_back(taken)
             self.wake()
 

@@ -13,18 +13,11 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import connections, models, transaction
 
+from django_taskclaim import connecting
 from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.claim import clock, standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.companions import hand_out, lacks_source, load_sources
-from django_taskclaim.connecting import (
-    begin_handler,
-    close_all,
-    ensure_all_usable,
-    ensure_usable,
-    has_opened,
-    left_open,
-)
 from django_taskclaim.contention import Meaning, is_contention, is_refusal, meaning_of
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe
@@ -38,7 +31,6 @@ from django_taskclaim.worker.answers import Said, of_answer, values_before, warn
 from django_taskclaim.worker.batch import (
     DONE,
     NOT_STARTED,
-    Ambiguous,
     Failed,
     HeldRow,
     Outcome,
@@ -114,7 +106,7 @@ class Running:
         """Say whether the rows need nothing but calls of the function, which uses no database."""
         handler = item.handler
         needs_more = handler.batch or handler.atomic or handler.needs_source or handler.has_ranges
-        return not (needs_more or item.before or has_opened(threading.get_ident()))
+        return not (needs_more or item.before or connecting.has_opened(threading.get_ident()))
 
     def _run_on(self, item: WorkItem) -> Answer:
         """Call the function with row after row until more is to be said of one than that it is done.
@@ -122,8 +114,9 @@ class Running:
         Returns the answer about that row, which is the item's now.
         """
         function, thread, held = item.handler.function, threading.get_ident(), item.rows[0]
+        has_opened = connecting.has_opened
         try:
-            begin_handler(self.using, atomic=False)
+            connecting.begin_handler(self.using, atomic=False)
             # This loop runs for each row of each claim.
             while True:
                 if (answer := function(held.row)) is not None:
@@ -145,7 +138,7 @@ class Running:
             return
         item.begin(called)
         answer = await self._acall(item)
-        if item.before or has_opened(self.orm_thread):
+        if item.before or connecting.has_opened(self.orm_thread):
             answer = await sync_to_async(self._look_back)(item, answer)
         if answer.error is None and answer.said is None:
             self._judge(item, answer)
@@ -155,15 +148,11 @@ class Running:
 
     def _begin(self, item: WorkItem) -> list[HeldRow]:
         """Return the rows that the handler can be called with; what becomes of the others is noted."""
-        now, called = clock(), list[HeldRow]()
-        others: list[tuple[HeldRow, Outcome]] = []
-        for held in item.rows:
-            if (outcome := self._before_call(held, now)) is None:
-                called.append(held)
-            else:
-                others.append((held, outcome))
+        now, rows = clock(), item.rows
+        others = {held: came for held in rows if (came := self._before_call(held, now))}
         if others:
             self.inflight.judge(item, others)
+        called = [held for held in rows if held not in others]
         item.before = values_before(item.handler, [held.row for held in called])
         return called
 
@@ -189,16 +178,15 @@ class Running:
         """Note what became of the rows of a call, or have it made again with halves of them."""
         now, called, error = clock(), item.rows, answer.error
         said = list(zip(called, answer.said or [error] * len(called), strict=True))
-        outcomes = [self._outcome(item, held, one) for held, one in said]
+        completed = answer.completed
+        outcomes = {held: self._outcome(item, held, one, completed) for held, one in said}
         # One error may be that of many rows.
         late = {id(one): (held, one) for held, one in said if one is not None and held.claim.ended}
         for held, one in late.values():
             broken(f"{named(held.row)}: its handler or a hook raised after its claim ended", one)
-        has_failed = error is not None and any(isinstance(one, Failed) for one in outcomes)
-        if answer.completed:
-            pairs = zip(called, outcomes, strict=True)
-            outcomes = [_after_commit(item, error, held, one) for held, one in pairs]
-        elif len(called) > 1 and (has_failed or (item.handler.atomic and error is None)):
+        has_failed = error is not None and any(isinstance(one, Failed) for one in outcomes.values())
+        is_undone = has_failed or (item.handler.atomic and error is None)
+        if is_undone and not completed and len(called) > 1:
             # An atomic call is done as a whole or not at all, and an error may be that of one row.
             why = "an outcome that is not done" if error is None else type(error).__name__
             logger.warning(
@@ -210,23 +198,28 @@ class Running:
             return
         # Each row's share, so that they add up to what the call took.
         ran = (now - item.started) / len(called)
-        self.inflight.judge(item, zip(called, outcomes, strict=True), ran)
+        self.inflight.judge(item, outcomes, ran)
 
     def _judge_apart(self, item: WorkItem, answer: Answer) -> None:
         """Do what ``_judge`` does in a thread that keeps no connection."""
         try:
             self._judge(item, answer)
         finally:
-            close_all()
+            connecting.close_all()
 
-    def _outcome(self, item: WorkItem, held: HeldRow, error: BaseException | str | None) -> Outcome:
+    def _outcome(
+        self, item: WorkItem, held: HeldRow, error: BaseException | str | None, completed: bool
+    ) -> Outcome:
         """Return what becomes of a row that the handler was called with, if it has committed nothing."""
         if error is None and standing_claim(held.row) is held.claim and not held.remade:
             # Nearly all.
             return DONE
         if (ended := held.claim.how_ended()) is not None:
-            # By a verb of the handler's, as it deleted the row, or in the transaction of an atomic handler.
+            # By a verb of the handler's, as it deleted the row, or in the transaction of an atomic handler. Where that
+            # has raised, the COMMIT has arrived, and the error is one of a hook.
             return ended
+        # Whether its COMMIT has arrived is to be read back from the row, before anything is said of it.
+        held.claim.unanswered = held.claim.unanswered or completed
         row = held.carrier()
         if error is None and (error := held.without_results()) is None:
             return DONE
@@ -234,7 +227,11 @@ class Running:
             return PutBack("its claim could not be renewed in time")
         if isinstance(error, BaseException) and self._was_an_outage(item, error):
             return AWAY
-        return judged(row, error)
+        outcome = judged(row, error)
+        can_be_alone = claim_columns(held.handler.model).not_before is not None
+        if completed and len(item.rows) > 1 and isinstance(outcome, Failed) and can_be_alone:
+            return PutBack("the COMMIT of its batch failed", quarantined=True)
+        return outcome
 
     def _was_an_outage(self, item: WorkItem, error: BaseException) -> bool:
         """Say whether the handler failed because the database was away, or takes no writes: not the fault of the row.
@@ -261,13 +258,13 @@ class Running:
         """Replace what the server has ended of this thread's connections since the last call; no row is to blame."""
         looked, self._looked = self._looked, clock()
         if self.keeper.troubled_since(looked):
-            ensure_all_usable()
+            connecting.ensure_all_usable()
         elif self._looked - looked >= USED_LATELY:
-            ensure_usable(self.using)
+            connecting.ensure_usable(self.using)
 
     def _call(self, item: WorkItem) -> Answer:
         try:
-            begin_handler(self.using, atomic=item.handler.atomic)
+            connecting.begin_handler(self.using, atomic=item.handler.atomic)
             self._look_at_connections()
             if item.handler.atomic:
                 return self._call_atomically(item)
@@ -302,8 +299,9 @@ class Running:
         timeout = None if handler.timeout is None else handler.timeout.total_seconds()
         limit = asyncio.timeout(timeout)
         try:
-            idle = clock() - self._looked >= USED_LATELY
-            if has_opened(self.orm_thread) and (idle or self.keeper.troubled_since(self._looked)):
+            looked = self._looked
+            is_due = clock() - looked >= USED_LATELY or self.keeper.troubled_since(looked)
+            if is_due and connecting.has_opened(self.orm_thread):
                 await sync_to_async(self._look_at_connections)()
             async with limit:
                 return Answer(await acall(handler, [held.row for held in item.rows]))
@@ -317,7 +315,7 @@ class Running:
         A handler that leaves a transaction open has failed, for nothing it wrote there would be committed. What an
         atomic handler has committed on the rows' own database stays committed all the same.
         """
-        unclean = left_open(but_for=self.within)
+        unclean = connecting.left_open(but_for=self.within)
         if answer.error is not None:
             return answer
         if unclean:
@@ -328,20 +326,6 @@ class Running:
         if item.before and (answer.completed or not item.handler.atomic):
             warn_of_unsaved(item.handler, item.before)
         return answer
-
-
-def _after_commit(
-    item: WorkItem, error: BaseException | None, held: HeldRow, outcome: Outcome
-) -> Outcome:
-    """Return what becomes of a row that its call has completed; *outcome* is it if nothing was committed."""
-    if error is None or not isinstance(outcome, Failed | PutBack):
-        # The COMMIT has arrived: an error is one of a hook.
-        return outcome
-    held.claim.unanswered = True
-    can_be_alone = claim_columns(held.handler.model).not_before is not None
-    if len(item.rows) > 1 and isinstance(outcome, Failed) and can_be_alone:
-        outcome = PutBack("the COMMIT of its batch failed", quarantined=True)
-    return Ambiguous(error, outcome)
 
 
 def _complete(handler: Handler, called: list[HeldRow]) -> None:

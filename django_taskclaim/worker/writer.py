@@ -26,7 +26,6 @@ from django_taskclaim.states import Status
 from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.worker.batch import (
     DONE,
-    Ambiguous,
     Done,
     Failed,
     HeldRow,
@@ -199,9 +198,6 @@ class Writer:
         """Write by the verb of the outcome, and note what is written, and what is lost."""
         # Read once, for a process that ends gives up what is not written yet.
         outcome = rows[0].outcome
-        if isinstance(outcome, Ambiguous):
-            # Nobody else has the row locked, and its claim stands: nothing was committed.
-            outcome = outcome.otherwise
         began, written = clock(), rows
         try:
             self._call_verb(rows, outcome)
@@ -308,8 +304,6 @@ def _alike(rows: Iterable[HeldRow]) -> Iterable[list[HeldRow]]:
 def _kind(held: HeldRow) -> object:
     """Return what is the same for rows that one statement can write."""
     kind: object = held.outcome
-    if isinstance(kind, Ambiguous):
-        return held
     if isinstance(kind, Failed):
         # Rows that have failed as often are all tried again, or none of them.
         kind = text_to_store(kind.error), held.claim.attempts

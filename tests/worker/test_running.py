@@ -215,7 +215,7 @@ def test_the_breaker_counts_a_row_once_however_soon_it_is_written(transactional_
     inflight.add(hold(handler, Photo.objects.claim_batch(2)))
     items: list[Any] = [inflight.take(0, Event(), is_async=False) for _ in range(2)]
     for item in items:
-        inflight.judge(item, [(item.rows[0], Ended(completed=True))])
+        inflight.judge(item, {item.rows[0]: Ended(completed=True)})
         inflight.settle(item)
     writer.write()
     for item in items:
