@@ -113,10 +113,9 @@ class Notes:
             return
         rows, length = len(keys), len(text)
         needed = HEAD.size + rows + length
-        free = next((some for size, some in self._free.items() if some and size >= needed), None)
-        if free is None:
+        found = (free.pop() for size, free in self._free.items() if free and size >= needed)
+        if (place := next(found, None)) is None:
             return
-        place = free.pop()
         self._keep(first.batch, place, rows)
         first.batch.started[:] = bytes(rows)
         place[HEAD.size + rows :][:length] = text
@@ -138,21 +137,17 @@ class Notes:
 
         That is, of each claim: label, holder, the keys that had not started, and where they are noted.
         """
-        places = [place for free in self._free.values() for place in free]
-        for free in self._free.values():
-            free.clear()
-        for place in places:
+        for place in [free.pop() for free in self._free.values() for _ in range(len(free))]:
             rows, length, check = HEAD.unpack_from(place)
-            text = place[HEAD.size + rows :][:length]
-            if not length or zlib.crc32(text, rows) != check:
-                self._free[len(place)].append(place)
-                continue
-            batch = Batch()
+            text, batch = place[HEAD.size + rows :][:length], Batch()
+            # Where no row of it is left, its place is free again at once.
             self._keep(batch, place, rows)
+            if zlib.crc32(text, rows) != check:
+                continue
             try:
                 label, holder, keys = pickle.loads(text)
             except Exception:
-                # Of another version of the user's code.
+                # No note, or one of another version of the user's code.
                 continue
             if left := [key for key, has in zip(keys, batch.started, strict=True) if not has]:
                 yield label, holder, left, batch
