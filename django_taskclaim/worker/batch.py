@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from django.db import models
 
-from django_taskclaim.claim import ATTRIBUTE, Claim, Ended, carried_claim, clock
+from django_taskclaim.claim import ATTRIBUTE, Claim, Ended, clock
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import Permanent
 from django_taskclaim.formatting import listed
@@ -55,14 +55,6 @@ class PutBack:
 
 
 NOT_STARTED = PutBack("not started")
-
-
-def judged(row: models.Model, error: BaseException | str) -> Failed | PutBack:
-    """Say what the policy makes of a claimed row that came to *error*."""
-    verdict = policy_for(type(row)).judge(error, carried_claim(row).attempts + 1)
-    if verdict.counted:
-        return Failed(error)
-    return PutBack(describe(error), verdict.wait(), everyone=verdict.everyone, raised=error)
 
 
 #: Of a claim that has ended, by a verb of the handler's own or with its transaction, nothing is left to be written.
@@ -216,6 +208,18 @@ class HeldRow:
             " let it save a copy.copy() of it."
         )
 
+    def judge(self, error: BaseException | str) -> Failed | PutBack:
+        """Say what the policy makes of the row if it has come to *error*."""
+        verdict = policy_for(type(self.row)).judge(error, self.claim.attempts + 1)
+        if verdict.counted:
+            return Failed(error)
+        return PutBack(describe(error), verdict.wait(), everyone=verdict.everyone, raised=error)
+
+    def give_up_result(self) -> None:
+        """Let a row that is done go back, because that could not be written."""
+        if self.outcome is DONE:
+            self.outcome = PutBack("its result could not be written")
+
     def has_used(self, share: float, now: float) -> bool:
         """Say whether more than this share of the lease is over, by this process's own clock."""
         claim = self.claim
@@ -227,10 +231,13 @@ class HeldRow:
         """Say whether the lease has so little left that it counts as lost."""
         return self.has_used(SELF_FENCE, now)
 
-    def may_start(self, now: float) -> bool:
-        """Say whether a handler may be called with the row: its claim stands, as far as is known here."""
+    def unstarted_outcome(self, now: float) -> Outcome | None:
+        """Return what becomes of the row if no handler may be called with it; None while its claim stands."""
         claim = self.claim
-        return not (claim.lost or self.abandoned or claim.ended or self.is_overdue(now))
+        if claim.lost or self.abandoned or claim.ended or self.is_overdue(now):
+            # One half of a batch may have ended the claims of the other.
+            return claim.how_ended() or NOT_STARTED
+        return None
 
 
 class WorkItem:

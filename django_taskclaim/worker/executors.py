@@ -40,10 +40,8 @@ class Executor(WorkerThread):
         except BaseException as error:
             broken(f"{named(item.rows[0].row)} could not be run", error)
         if not self.inflight.settle(item):
-            logger.warning(
-                "%s came back after its time was over; its result is not written",
-                named(item.rows[0].row),
-            )
+            text = "%s came back after its time was over; its result is not written"
+            logger.warning(text, named(item.rows[0].row))
         elif breaker := self.service.throttles.breakers.get(item.handler.model):
             self._inform(breaker, item)
 
@@ -69,9 +67,8 @@ class Executor(WorkerThread):
         That is what a frozen process may block others for; a handler's own transaction has that long. Leases may have
         changed, and rows that were claimed before keep their *lease*.
         """
-        connecting.guard_connections(
-            2 * max(lease, self.service.keeper.longest_lease), ours_alone=False
-        )
+        longest = max(lease, self.service.keeper.longest_lease)
+        connecting.guard_connections(2 * longest, ours_alone=False)
 
     def _tidy_up(self, *, idle: bool = False) -> None:
         self.attempt("tidying up", partial(connecting.tidy_up, idle=idle))

@@ -14,15 +14,7 @@ from django.db.models import Model
 
 from django_taskclaim.claim import clock
 from django_taskclaim.handlers import Handler
-from django_taskclaim.worker.batch import (
-    DONE,
-    NOT_STARTED,
-    HeldRow,
-    Notes,
-    Outcome,
-    PutBack,
-    WorkItem,
-)
+from django_taskclaim.worker.batch import NOT_STARTED, HeldRow, Notes, Outcome, WorkItem
 
 #: Seconds that a result waits for others to be written with, while more are to come.
 LINGER = 0.05
@@ -81,7 +73,7 @@ class InFlight:
             left, now = len(item.rest), clock()
             if left <= 1 or len(self._waiting) > 1 or item not in self._running:
                 return None
-            if not item.rest[0].may_start(now):
+            if item.rest[0].unstarted_outcome(now) is not None:
                 return None
             if left == self.low:
                 self._changed.notify_all()
@@ -118,9 +110,8 @@ class InFlight:
             if handler.is_async != is_async or (is_async and self._is_full(handler)):
                 continue
             # A crash of the process would end the claims of rows that run, or wait to be written.
-            if not (
-                waiting[0].claim.quarantined and (self._running or self._ended or self._blocked)
-            ):
+            is_alone = waiting[0].claim.quarantined
+            if not (is_alone and (self._running or self._ended or self._blocked)):
                 return waiting
         return None
 
@@ -261,8 +252,7 @@ class InFlight:
         with self._lock:
             self._blocked = dict.fromkeys(self._blocked, 0.0)
             for held in (*self._ended, *self._blocked):
-                if held.outcome is DONE:
-                    held.outcome = PutBack("its result could not be written")
+                held.give_up_result()
             self.wake()
 
     def unwritten(self) -> tuple[list[HeldRow], list[HeldRow]]:

@@ -28,16 +28,7 @@ from django_taskclaim.querysets.scope import ClaimTarget, unbroken_transaction
 from django_taskclaim.querysets.writes import fail_unreadable, note_start
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
 from django_taskclaim.worker.answers import Said, of_answer, values_before, warn_of_unsaved
-from django_taskclaim.worker.batch import (
-    DONE,
-    NOT_STARTED,
-    Failed,
-    HeldRow,
-    Outcome,
-    PutBack,
-    WorkItem,
-    judged,
-)
+from django_taskclaim.worker.batch import DONE, Failed, HeldRow, Outcome, PutBack, WorkItem
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper, outlived
 from django_taskclaim.worker.records import broken, logger, named
@@ -158,11 +149,10 @@ class Running:
 
     def _before_call(self, held: HeldRow, now: float) -> Outcome | None:
         """Return what becomes of a row that cannot be called with; None for others, noted as started if quarantined."""
-        if not held.may_start(now):
-            # One half of a batch may have ended the claims of the other.
-            return held.claim.how_ended() or NOT_STARTED
+        if (outcome := held.unstarted_outcome(now)) is not None:
+            return outcome
         if held.handler.needs_source and lacks_source(held.row):
-            return judged(held.row, SourceGone([held.row]))
+            return held.judge(SourceGone([held.row]))
         if held.claim.quarantined:
             try:
                 self._look_at_connections()
@@ -210,24 +200,27 @@ class Running:
     def _outcome(
         self, item: WorkItem, held: HeldRow, error: BaseException | str | None, completed: bool
     ) -> Outcome:
-        """Return what becomes of a row that the handler was called with, if it has committed nothing."""
+        """Return what becomes of a row that the handler was called with.
+
+        Where the call has *completed* it before an error, that is for the case that its COMMIT has not arrived.
+        """
         if error is None and standing_claim(held.row) is held.claim and not held.remade:
             # Nearly all.
             return DONE
         if (ended := held.claim.how_ended()) is not None:
-            # By a verb of the handler's, as it deleted the row, or in the transaction of an atomic handler. Where that
-            # has raised, the COMMIT has arrived, and the error is one of a hook.
+            # By a verb of the handler's, as it deleted the row, or in the transaction of an atomic handler. An error is
+            # one of a hook then.
             return ended
-        # Whether its COMMIT has arrived is to be read back from the row, before anything is said of it.
+        # Whether the COMMIT has arrived is read back from the row before anything is said of it.
         held.claim.unanswered = held.claim.unanswered or completed
-        row = held.carrier()
+        held.carrier()
         if error is None and (error := held.without_results()) is None:
             return DONE
         if held.fenced:
             return PutBack("its claim could not be renewed in time")
         if isinstance(error, BaseException) and self._was_an_outage(item, error):
             return AWAY
-        outcome = judged(row, error)
+        outcome = held.judge(error)
         can_be_alone = claim_columns(held.handler.model).not_before is not None
         if completed and len(item.rows) > 1 and isinstance(outcome, Failed) and can_be_alone:
             return PutBack("the COMMIT of its batch failed", quarantined=True)
@@ -304,7 +297,8 @@ class Running:
             if is_due and connecting.has_opened(self.orm_thread):
                 await sync_to_async(self._look_at_connections)()
             async with limit:
-                return Answer(await acall(handler, [held.row for held in item.rows]))
+                rows = [held.row for held in item.rows]
+                return Answer(_said(handler, rows, await _answer(handler, rows)))
         except BaseException as error:
             late = limit.expired() and isinstance(error, TimeoutError)
             return Answer(error=TaskClaimError(outlived(handler)) if late else error)
@@ -351,11 +345,6 @@ def call(handler: Handler, rows: Sequence[models.Model]) -> Said | None:
         if handler.has_ranges:
             end_walks()
     return _said(handler, rows, answer)
-
-
-async def acall(handler: Handler, rows: Sequence[models.Model]) -> Said | None:
-    """Do what ``call`` does with a coroutine function."""
-    return _said(handler, rows, await _answer(handler, rows))
 
 
 def _answer(handler: Handler, rows: Sequence[models.Model]) -> Any:

@@ -8,6 +8,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,15 +25,7 @@ from django_taskclaim.querysets.isolating import Bad, bisect
 from django_taskclaim.querysets.writes import fail, finished_rows, lock_free, release
 from django_taskclaim.states import Status
 from django_taskclaim.throttling.throttles import working_on
-from django_taskclaim.worker.batch import (
-    DONE,
-    Done,
-    Failed,
-    HeldRow,
-    Outcome,
-    PutBack,
-    judged,
-)
+from django_taskclaim.worker.batch import DONE, Done, Failed, HeldRow, Outcome, PutBack
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
@@ -48,24 +41,19 @@ WAIT_AGAIN = 0.1
 PATIENCE = 2.0
 
 
+@dataclass(eq=False, slots=True)
 class Writer:
     """Writes results until the database answers; whether they still count, the fence decides."""
 
-    def __init__(
-        self,
-        using: str,
-        inflight: InFlight,
-        counters: Counters,
-        feeds: Iterable[Feed],
-        was_away_since: Callable[[float], bool],
-    ) -> None:
-        self.using = using
-        self.inflight = inflight
-        self.counters = counters
-        #: Told how long the rows of each model take.
-        self.feeds = {feed.model: feed for feed in feeds}
-        #: Says whether the database was away since a moment, as ``LeaseKeeper.was_away_since`` does.
-        self.was_away_since = was_away_since
+    using: str
+    inflight: InFlight
+    counters: Counters
+    #: Told how long the rows of each model take.
+    feeds: Sequence[Feed]
+    #: Says whether the database was away since a moment, as ``LeaseKeeper.was_away_since`` does.
+    was_away_since: Callable[[float], bool]
+    #: The error of a result that could not be written, because the session ended.
+    _ended_session: Exception | None = None
 
     def write(self) -> None:
         """Write all results that are due; those that could not be written stay, and trouble is raised."""
@@ -86,16 +74,18 @@ class Writer:
 
         *blocked* rows are written around locks. Returns rows that met a lock together: some of them may be free.
         """
-        search = _Search(self.using, self.was_away_since)
+        began, self._ended_session = clock(), None
         found, met = list[Bad[HeldRow]](), list[HeldRow]()
         with working_on(rows[0].handler.model):
-            for sent in bisect(rows, partial(self._send, blocked), search.is_of_a_row):
+            for sent in bisect(rows, partial(self._send, blocked), self._is_of_a_row):
                 if isinstance(sent, Bad):
                     found.append(sent)
                 else:
                     met += sent
-            if found:
-                search.check()
+            ended = self._ended_session
+            if found and ended is not None and self.was_away_since(began):
+                # Sessions have ended because the database was away: no result is to blame.
+                raise ended
         for held, error in found:
             self._refused(held, error)
         return met
@@ -115,10 +105,8 @@ class Writer:
                 else:
                     self._apply(rows)
         except Exception as error:
-            if (
-                not contention.is_contention(error)
-                or dialect_for(connections[self.using]).has_one_writer
-            ):
+            has_one_writer = dialect_for(connections[self.using]).has_one_writer
+            if has_one_writer or not contention.is_contention(error):
                 raise
             if not blocked or len(rows) > 1:
                 # One may refer to a row that is locked.
@@ -126,12 +114,32 @@ class Writer:
                 return rows
             what = f"{rows[0].handler.model._meta.label}: a result waits for a lock that somebody holds"
             log_rarely(what, error)
-            self._postpone(rows)
-            return ()
+            rows, locked = (), rows
         self.inflight.written(rows)
         if locked:
             self._postpone(locked)
         return ()
+
+    def _is_of_a_row(self, error: Exception) -> bool:
+        """Say whether the error may be of single results, which a session that works can find; a new one if needed.
+
+        That is, whether results are refused, or end the session. Raises the error of a database that is away.
+        """
+        connection = connections[self.using]
+        if contention.is_contention(error):
+            return False
+        if contention.is_refusal(error):
+            if not connection.in_atomic_block:
+                # The answer may have been the last of its session.
+                connecting.ensure_usable(self.using)
+            return True
+        self._ended_session = error
+        if connection.in_atomic_block or contention.meaning_of(error) is contention.Meaning.SERVER:
+            # The session goes on, but the server can write nothing.
+            return False
+        connecting.drop_broken(self.using)
+        connection.ensure_connection()
+        return True
 
     def _write_unlocked(self, rows: Sequence[HeldRow]) -> tuple[list[HeldRow], list[HeldRow]]:
         """Write the rows that nobody has locked, and return all but the locked ones, and those."""
@@ -166,12 +174,11 @@ class Writer:
     def _refused(self, held: HeldRow, error: Exception) -> None:
         """Have a row fail at the next turn whose result the database refuses: that is its own fault."""
         if held.outcome is DONE:
-            held.outcome = judged(held.row, error)
+            held.outcome = held.judge(error)
         else:
             # Not even its failure or its release can be stored.
             what = "its outcome could not be stored, and it stays as it is until its lease ends"
-            key = str(held.claim.pk)
-            broken(f"{named(held.row)}: {what}", error, event="unrecorded", keys=[key])
+            _log_broken(held, what, error, "unrecorded")
             self.inflight.written([held])
 
     def _log_lost(self, rows: Iterable[HeldRow]) -> None:
@@ -182,13 +189,9 @@ class Writer:
                 continue
             self.counters.count(held.handler.model, lost=1)
             if held.claim.ambiguous:
-                broken(
-                    f"{named(held.row)}: whether its transaction was committed cannot be known any more, so this run"
-                    " is not repeated",
-                    _raised(held) or "the answer to its COMMIT was lost",
-                    event="undecided",
-                    keys=[str(held.claim.pk)],
-                )
+                error = _raised(held) or "the answer to its COMMIT was lost"
+                what = "whether its transaction was committed cannot be known any more, so this run is not repeated"
+                _log_broken(held, what, error, "undecided")
             else:
                 lost(held, "noticed when its result was written", error=_raised(held))
 
@@ -198,24 +201,20 @@ class Writer:
         """Write by the verb of the outcome, and note what is written, and what is lost."""
         # Read once, for a process that ends gives up what is not written yet.
         outcome = rows[0].outcome
-        began, written = clock(), rows
+        began, written, handler, given = clock(), rows, rows[0].handler, _rows_of(rows)
         try:
-            self._call_verb(rows, outcome)
-        except ClaimLost as error:
-            written = _those_of(rows, error.written)
-            self._log_lost(_those_of(rows, error.lost))
+            match outcome:
+                case Done():
+                    complete(handler.model, given, handler.update_fields)
+                case PutBack(raised=None):
+                    release(given, outcome.delay, quarantined=outcome.quarantined)
+                case Failed(error) | PutBack(raised=(BaseException() | str()) as error):
+                    fail(given, error, retry=True)
+        except ClaimLost as loss:
+            written = _those_of(rows, loss.written)
+            self._log_lost(_those_of(rows, loss.lost))
         if written:
             self._note(written, outcome, clock() - began)
-
-    def _call_verb(self, rows: Sequence[HeldRow], outcome: Outcome) -> None:
-        first = rows[0]
-        match outcome:
-            case Done():
-                complete(first.handler.model, _rows_of(rows), first.handler.update_fields)
-            case PutBack(raised=None):
-                release(_rows_of(rows), outcome.delay, quarantined=outcome.quarantined)
-            case Failed(error) | PutBack(raised=(BaseException() | str()) as error):
-                fail(_rows_of(rows), error, retry=True)
 
     def _note(self, rows: Sequence[HeldRow], outcome: Outcome, seconds: float) -> None:
         """Count and log what has been written, here or before: by the handler, or with its transaction."""
@@ -224,16 +223,16 @@ class Writer:
                 model, ran = rows[0].handler.model, [held.ran for held in rows]
                 self.counters.count(model, done=len(rows))
                 self.counters.count_times(model, "ran", ran)
+                (feed,) = (one for one in self.feeds if one.model is model)
                 if seconds_ran := sum(ran):
-                    self.feeds[model].note(len(rows), seconds_ran)
+                    feed.note(len(rows), seconds_ran)
                 changed("completed", _rows_of(rows), seconds, ran=seconds_ran)
             case PutBack():
                 changed("released", _rows_of(rows), seconds, reason=outcome.reason)
             case Failed():
                 for held in rows:
                     # Each row shows its own traceback.
-                    described = class_and_text(held.error or outcome.error)
-                    self._note_failed(held, described, seconds)
+                    self._note_failed(held, class_and_text(held.error or outcome.error), seconds)
             case Ended(failure=(name, text)):
                 for held in rows:
                     self._note_failed(held, (name, text), seconds)
@@ -257,41 +256,6 @@ class Writer:
         )
 
 
-class _Search:
-    """Tells the errors of results that cannot be written, as they are refused or end the session, from others."""
-
-    def __init__(self, using: str, was_away_since: Callable[[float], bool]) -> None:
-        self.using, self.was_away_since = using, was_away_since
-        self.began = clock()
-        self._ended_session: Exception | None = None
-
-    def is_of_a_row(self, error: Exception) -> bool:
-        """Say whether the error may be of single results, which a session that works can find; a new one if needed.
-
-        Raises the error of a database that is away.
-        """
-        connection = connections[self.using]
-        if contention.is_contention(error):
-            return False
-        if contention.is_refusal(error):
-            if not connection.in_atomic_block:
-                # The answer may have been the last of its session.
-                connecting.ensure_usable(self.using)
-            return True
-        self._ended_session = error
-        if connection.in_atomic_block or contention.meaning_of(error) is contention.Meaning.SERVER:
-            # The session goes on, but the server can write nothing.
-            return False
-        connecting.drop_broken(self.using)
-        connection.ensure_connection()
-        return True
-
-    def check(self) -> None:
-        """Raise the error of a session that has ended because the database was away: no result is to blame."""
-        if self._ended_session is not None and self.was_away_since(self.began):
-            raise self._ended_session
-
-
 def _alike(rows: Iterable[HeldRow]) -> Iterable[list[HeldRow]]:
     """Put rows together whose results one statement can write."""
     groups = defaultdict[object, list[HeldRow]](list)
@@ -308,6 +272,10 @@ def _kind(held: HeldRow) -> object:
         # Rows that have failed as often are all tried again, or none of them.
         kind = text_to_store(kind.error), held.claim.attempts
     return type(held.row), held.thread, kind
+
+
+def _log_broken(held: HeldRow, what: str, error: BaseException | str, event: str) -> None:
+    broken(f"{named(held.row)}: {what}", error, event=event, keys=[str(held.claim.pk)])
 
 
 def _raised(held: HeldRow) -> BaseException | None:
