@@ -11,6 +11,7 @@ listen, claim and complete; they take turns, row by row. What is timed begins be
 import argparse
 import os
 import random
+import select
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.common import own_database, percentile, say, started
+
+#: Seconds after which a row that nobody has taken means that a process has ended.
+PATIENCE = 60.0
 
 BY_HAND = "a loop by hand that listens"
 
@@ -84,10 +88,10 @@ def serve_by_hand() -> None:
 
     connection.ensure_connection()
     session: Any = connection.connection
-    loop, holder = PostgreSQL(connection, Listened._meta.db_table), "hand@host#0"
+    loop, holder = PostgreSQL(connection, Listened._meta.db_table, "t.id"), "hand@host#0"
     loop.cursor.execute(f"LISTEN {CHANNEL}")
     while True:
-        for key in loop.claim(0, holder, 50):
+        for (key,) in loop.claim(0, holder, 50):
             tell(key)
             loop.complete([key], holder)
         for _ in session.notifies(timeout=1.0, stop_after=1):
@@ -98,6 +102,7 @@ def measured(model: Any, told: TextIO) -> float:
     """Save a row and return the milliseconds until its handler was called."""
     began = time.monotonic()
     row = model.objects.create()
+    assert select.select([told], [], [], PATIENCE)[0], f"no process has taken {row!r}"
     key, moment = told.readline().split()
     assert int(key) == row.pk
     return (float(moment) - began) * 1000
