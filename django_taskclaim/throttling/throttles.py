@@ -95,9 +95,9 @@ class HealthCheck:
         if not isinstance(reason, str | None):
             raise TypeError(f"a health check returns a reason or None, not {reason!r}")
         every = conf.duration("HEALTH_EVERY").total_seconds()
-        self.until = clock() + max(QUESTIONS_MISSED * every, SHORTEST_STOP)
         # Reports keep 500 characters, without those that a database refuses.
         self.reason = redact(reason or "")[:500]
+        self.until = clock() + max(QUESTIONS_MISSED * every, SHORTEST_STOP)
         # Spread out, so that the processes of a host do not all ask at once.
         self.due_at = self.asked_at + every * random.uniform(0.75, 1.0)
         if broken and clock() - self._warned_at >= WARN_EVERY:

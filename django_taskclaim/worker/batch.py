@@ -169,6 +169,8 @@ class HeldRow:
     ran: float = 0.0
     #: What it came to, once it has ended.
     outcome: Outcome = DONE
+    #: What was raised by the COMMIT of its call: it may have arrived, and *outcome* is for the case that it has not.
+    commit_error: BaseException | None = None
     #: The thread of an abandoned handler: its database session is ended if it has the row locked.
     thread: int | None = None
 
@@ -185,8 +187,8 @@ class HeldRow:
 
     @property
     def error(self) -> BaseException | str | None:
-        """Return what its outcome says went wrong, with the traceback of this row."""
-        return getattr(self.outcome, "error", None)
+        """Return what went wrong, with the traceback of this row."""
+        return getattr(self.outcome, "error", self.commit_error)
 
     def carrier(self) -> Any:
         """Return the instance that carries the claim, which verbs are given: the handler's as long as it is this row's.

@@ -165,7 +165,8 @@ class Feed:
 
     def find_strays(self, inflight: InFlight) -> None:
         """Have stray rows given back before an expiry charges them a try that nobody made."""
-        # A part of a claim may be found later than the rest, but a reaper waits for a quarter of the lease.
+        # There is another look, because a part of a claim may be found later than the rest. It comes before that of a
+        # reaper, which waits for a quarter of the lease.
         self.strays_at = clock() + min(STRAYS_EVERY, self.lease().total_seconds() / 16)
         known = {(held.claim.token, held.claim.pk) for held in inflight.held()}
         rows: Any = ClaimQuerySet(self.model, using=self.using).only("pk")

@@ -137,7 +137,8 @@ class InFlight:
                 return
             for held, outcome in outcomes.items():
                 held.outcome, held.ran = outcome, ran
-            item.outcomes += outcomes.values()
+            # What a COMMIT that was not answered well came to is not known yet.
+            item.outcomes += [one for held, one in outcomes.items() if held.commit_error is None]
             self._add(outcomes, clock())
             if rest := [held for held in item.rows if held not in outcomes]:
                 item.rows = rest
@@ -162,7 +163,7 @@ class InFlight:
         """Have what rows came to written; their handler, or a COMMIT under way, may still have some of them locked."""
         is_first = not self._ended
         for held in rows:
-            # Of one whose transaction was to end it, the token must be read back before anything is said of it.
+            # The token of a row whose COMMIT was not answered well is read back before anything is said of it.
             is_blocked = held.abandoned or (held.ending and held.claim.unanswered)
             (self._blocked if is_blocked else self._ended)[held] = now
         if is_first or self._blocked or len(self._ended) >= ENOUGH:

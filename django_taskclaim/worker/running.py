@@ -202,7 +202,7 @@ class Running:
     ) -> Outcome:
         """Return what becomes of a row that the handler was called with.
 
-        Where the call has *completed* it before an error, that is for the case that its COMMIT has not arrived.
+        Where the call has *completed* the row before an error, the outcome counts only if its COMMIT has not arrived.
         """
         if error is None and standing_claim(held.row) is held.claim and not held.remade:
             # Nearly all.
@@ -211,8 +211,8 @@ class Running:
             # By a verb of the handler's, as it deleted the row, or in the transaction of an atomic handler. An error is
             # one of a hook then.
             return ended
-        # Whether the COMMIT has arrived is read back from the row before anything is said of it.
-        held.claim.unanswered = held.claim.unanswered or completed
+        if completed and isinstance(error, BaseException):
+            held.commit_error, held.claim.unanswered = error, True
         held.carrier()
         if error is None and (error := held.without_results()) is None:
             return DONE
@@ -296,6 +296,8 @@ class Running:
             is_due = clock() - looked >= USED_LATELY or self.keeper.troubled_since(looked)
             if is_due and connecting.has_opened(self.orm_thread):
                 await sync_to_async(self._look_at_connections)()
+                # From here on the handler's time runs.
+                item.begin(item.rows)
             async with limit:
                 rows = [held.row for held in item.rows]
                 return Answer(_said(handler, rows, await _answer(handler, rows)))

@@ -271,7 +271,8 @@ def _kind(held: HeldRow) -> object:
     if isinstance(kind, Failed):
         # Rows that have failed as often are all tried again, or none of them.
         kind = text_to_store(kind.error), held.claim.attempts
-    return type(held.row), held.thread, kind
+    # The rows of one COMMIT are all done or all held.
+    return type(held.row), held.thread, kind, id(held.commit_error)
 
 
 def _log_broken(held: HeldRow, what: str, error: BaseException | str, event: str) -> None:

@@ -3,18 +3,19 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 
-from django_taskclaim.worker.batch import DONE, Failed, Outcome, hold
+from django_taskclaim.worker.batch import DONE, Failed, Outcome, PutBack, hold
 from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
 from tests.factories import make
-from tests.proxy import FATES, HAS_A_SERVER, CommitProxy, Fate, url_through, withheld
-from tests.querysets.support import Rival
+from tests.proxy import FATES, HAS_A_SERVER, CommitProxy, Fate, swallowed, url_through, withheld
+from tests.querysets.support import Rival, fresh, set_raw
 from tests.testapp.models import Effect, Photo
 from tests.worker.conftest import Start, jobs, states, write_all, writer_of
 
@@ -42,9 +43,14 @@ def proxy(work: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[CommitProxy]:
 @FATES
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "plain"])
 def test_a_row_whose_completion_was_not_answered_has_its_effect_once(
-    proxy: CommitProxy, work: Callable[..., int], fate: Fate, atomic: bool
+    proxy: CommitProxy,
+    work: Callable[..., int],
+    caplog: pytest.LogCaptureFixture,
+    fate: Fate,
+    atomic: bool,
 ) -> None:
     """The worker finds out what became of it. Only an atomic handler whose COMMIT did not arrive runs again."""
+    caplog.set_level("INFO", "django_taskclaim.worker")
     keys = sorted(row.pk for row in make(Photo, 3))
     ran: list[int] = []
 
@@ -62,6 +68,45 @@ def test_a_row_whose_completion_was_not_answered_has_its_effect_once(
     assert set(Photo.objects.values_list("status", "note")) == {("complete", MARK)}
     assert sorted(int(key) for key in Effect.objects.values_list("key", flat=True)) == keys
     assert len(ran) == 3 + (atomic and fate is withheld)
+    assert "3 rows done, 0 failed" in caplog.text
+    assert "lost" not in {getattr(one, "event", "") for one in caplog.records}
+
+
+@pytest.mark.promise(5)
+def test_a_batch_that_may_be_committed_and_is_gone_is_reported_with_the_error(
+    proxy: CommitProxy, work: Callable[..., int], caplog: pytest.LogCaptureFixture
+) -> None:
+    make(Photo, 2)
+
+    def measure(photos: list[Photo]) -> None:
+        Effect.objects.create(key=MARK)
+
+    proxy.arm(swallowed, heard=MARK.encode())
+    assert work(Photo, measure, atomic=True, batch=True, timeout=10, completion="delete") == 0
+    found = [one for one in caplog.records if getattr(one, "event", "") == "undecided"]
+    assert [one.exc_info and one.exc_info[0] for one in found] == [OperationalError] * 2
+
+
+@pytest.mark.promise(5)
+def test_rows_of_two_commits_are_read_back_apart(
+    transactional_db: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One COMMIT has arrived. What cannot be written of the other row does not undo what was read of the first."""
+    done, other = make(Photo, 2)
+    writer, inflight, handler = writer_of(Photo)
+    inflight.add(hold(handler, Photo.objects.claim_batch(2)))
+    never = PutBack("the database was away", timedelta.max)
+    for _ in range(2):
+        item: Any = inflight.take(0, threading.Event(), is_async=False)
+        (held,) = item.rows
+        held.ending = held.claim.unanswered = True
+        held.commit_error = OperationalError("no answer")
+        inflight.judge(item, {held: never})
+        inflight.settle(item)
+    set_raw(done, "status", "'complete'")
+    write_all(writer)
+    assert (writer.counters.done, "Lost" in caplog.text) == (1, False)
+    assert fresh(other).status == "processing"
 
 
 def at_once(failures: int) -> float:
