@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import Error, connection, connections, transaction
+from django.db import Error, IntegrityError, connection, connections, transaction
 from django.test import TestCase
 
 from django_taskclaim import handler
@@ -17,7 +17,16 @@ from django_taskclaim.switch import pause
 from django_taskclaim.testing import Ran, arun_due, run_due
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
-from tests.testapp.models import AsyncJob, AtomicBatchJob, AtomicJob, BatchJob, Effect, Job, Photo
+from tests.testapp.models import (
+    AsyncJob,
+    AtomicBatchJob,
+    AtomicJob,
+    BatchJob,
+    Effect,
+    Job,
+    OrderedByForeignKey,
+    Photo,
+)
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -126,6 +135,26 @@ def test_an_error_swallowed_on_one_database_undoes_nothing_on_another(
 
     make(Photo, 1)
     assert (run_due(Photo), Effect.objects.count()) == (Ran(completed=1), 1)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(
+    not connection.features.supports_deferrable_unique_constraints, reason="refuses nothing so late"
+)
+@pytest.mark.parametrize(("rows", "retrying", "released"), [(1, 1, 0), (2, 0, 2)])
+def test_the_error_of_a_commit_is_returned(
+    register: Callable[..., Any], rows: int, retrying: int, released: int
+) -> None:
+    """A foreign key is looked at when the transaction of an atomic batch commits."""
+
+    @register(batch=True, atomic=True)
+    def refer(photos: list[Photo]) -> None:
+        OrderedByForeignKey.objects.create(author_id=404)
+
+    make(Photo, rows)
+    ran = run_due(Photo)
+    assert [type(error) for error in ran.errors] == [IntegrityError] * rows
+    assert (ran.retrying, ran.released) == (retrying, released)
 
 
 def test_each_row_runs_once_a_call_within_limit_and_pause(register: Callable[..., Any]) -> None:

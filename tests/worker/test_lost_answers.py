@@ -103,6 +103,8 @@ def test_rows_of_two_commits_are_read_back_apart(
         held.commit_error = OperationalError("no answer")
         inflight.judge(item, {held: never})
         inflight.settle(item)
+        # The circuit breaker hears of nothing that may have been done.
+        assert item.outcomes == []
     set_raw(done, "status", "'complete'")
     write_all(writer)
     assert (writer.counters.done, "Lost" in caplog.text) == (1, False)
