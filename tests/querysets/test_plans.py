@@ -28,6 +28,11 @@ WORDS = {
 }
 #: However few rows there are, PostgreSQL then uses an index that gives what is asked for, in its order.
 DEAR = ("seqscan", "bitmapscan", "hashjoin", "mergejoin", "sort")
+#: MySQL takes the few rows of a child's table first, or does not, by what it guesses of rows that were just deleted.
+SETTINGS = {
+    "postgresql": "; ".join(f"SET enable_{dear} = off" for dear in DEAR),
+    "mysql": "SET optimizer_switch = 'semijoin=off'",
+}
 
 
 def faults(table: str, steps: list[dict[str, Any]]) -> list[str]:
@@ -65,9 +70,9 @@ def explaining(
         return execute(text, params, many, context)
 
     def follow(connection: Any, **kwargs: Any) -> None:
-        if told and connection.vendor == "postgresql":
+        if told and connection.vendor in SETTINGS:
             with connection.cursor() as cursor:
-                cursor.execute("; ".join(f"SET enable_{dear} = off" for dear in DEAR))
+                cursor.execute(SETTINGS[connection.vendor])
         connection.execute_wrappers.append(explain)
 
     with connected(connection_created, follow):
