@@ -139,7 +139,7 @@ def test_an_error_swallowed_on_one_database_undoes_nothing_on_another(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(
-    not connection.features.supports_deferrable_unique_constraints, reason="refuses nothing so late"
+    not connection.features.can_defer_constraint_checks, reason="needs constraints of a COMMIT"
 )
 @pytest.mark.parametrize(("rows", "retrying", "released"), [(1, 1, 0), (2, 0, 2)])
 def test_the_error_of_a_commit_is_returned(

@@ -148,9 +148,9 @@ class ClaimActions(OperatePermission):
         """
         states = states_of(rows)
         form = partial(ActionForm, action=action, states=states)
-        # For the model it was asked before: by Django, before it calls an action, or by the view of the buttons.
-        allowed = row is None or self.has_operate_permission(request, row)
+        allowed = self.has_operate_permission(request, row)
         question = Question(request, form, allowed=allowed, hidden=hidden)
+        rows_url, back = self.claim_way(request, row)
         if question.answer is not None:
             options = action.options(question.answer)
             others = [one for one in states if one not in action.states_of(options)]
@@ -165,9 +165,7 @@ class ClaimActions(OperatePermission):
                 # Among too many rows nobody has counted them.
                 left={one: states[one] for one in others if states.total() <= MOST},
             )
-            back = self.claim_way(request, row)[1]
             return HttpResponseRedirect(back if is_over else request.get_full_path())
-        rows_url, back = self.claim_way(request, row)
         name = str(self.opts.verbose_name_plural)
         crumbs = [Crumb(capfirst(name), rows_url)]
         facts = counted(states) or [_("There are none.")]

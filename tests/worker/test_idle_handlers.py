@@ -1,6 +1,5 @@
 """Handlers that think for longer than two leases between two queries: only a transaction may not be idle so long."""
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -8,6 +7,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection
 
+from django_taskclaim.claim import clock
 from django_taskclaim.worker.running import USED_LATELY
 from tests.factories import make
 from tests.proxy import HAS_A_SERVER
@@ -40,10 +40,11 @@ def test_a_session_that_has_ended_meanwhile_is_replaced_before_the_next_row(
     sessions = []
 
     def note(photo: Photo) -> None:
+        began = clock()
         sessions.append(number := own_session())
         assert elsewhere(end_session, number).result(60)
         elsewhere(wait_until, lambda: number not in other_sessions()).result(240)
-        time.sleep(USED_LATELY)
+        wait_until(lambda: clock() - began > USED_LATELY)
 
     async def anote(photo: Photo) -> None:
         await sync_to_async(note)(photo)
