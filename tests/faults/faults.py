@@ -255,7 +255,7 @@ FAULTS = {
                 "worker/writer.py",
                 "self.inflight.written(rows)\n",
                 "self.inflight.written(rows)\n"
-                '        self.__dict__.setdefault("all", []).extend(rows)\n',
+                '        globals().setdefault("kept", []).extend(rows)\n',
             ),
         ),
         fault(
