@@ -201,15 +201,16 @@ class KeyTable:
     def saved(self, field: AnyField, rows: Sequence[models.Model]) -> list[SQL]:
         """Bind the values that the instances have in *field*, prepared as ``save()`` does."""
         given = [field.pre_save(row, False) for row in rows]
-        for one in given:
-            if hasattr(one, "resolve_expression"):
+        for kind in set(map(type, given)):
+            if hasattr(kind, "resolve_expression"):
+                one = next(one for one in given if type(one) is kind)
                 raise TypeError(
                     f"update_fields writes values; {field.name} holds the expression {one!r}."
                 )
         # Django's own expression costs more, and is needed where a field writes more than the value.
         if hasattr(field, "get_placeholder_sql") or hasattr(field, "get_placeholder"):
             return [self._expression(field, one) for one in given]
-        return [SQL("%s", (field.get_db_prep_save(one, self.connection),)) for one in given]
+        return [value(field.get_db_prep_save(one, self.connection)) for one in given]
 
     def _expression(self, field: AnyField, given: object) -> SQL:
         compiler = models.sql.Query(self.columns.owner).get_compiler(connection=self.connection)
@@ -575,16 +576,20 @@ class Statements:
             )
         names = [f"k{n}" for n in range(len(table.key))]
         return sql(
-            "WITH {} ({}) AS (VALUES ({})) UPDATE {} SET {} FROM {} WHERE {} AND {}",
+            "WITH {} ({}) AS ({}) UPDATE {} SET {} FROM {} WHERE {} AND {}",
             VALUES,
             ", ".join([*names, *[f"v{n}" for n in range(len(change.own))]]),
-            SQL.join("), (", self.value_rows(table, keys, change.own)),
+            self.listed(table, keys, change.own),
             table.name,
             change.assignments(table, joined=True),
             VALUES,
             table.same_key(VALUES, names),
             condition,
         )
+
+    def listed(self, table: KeyTable, keys: Keys, own: OwnValues) -> SQL:
+        """Return what reads as a table of the keys of rows and their own values."""
+        return sql("VALUES ({})", SQL.join("), (", self.value_rows(table, keys, own)))
 
     def value_rows(self, table: KeyTable, keys: Keys, own: OwnValues) -> list[SQL]:
         """Return the key of each row and its own values, as items of a list."""

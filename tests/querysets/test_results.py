@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.core.files.base import ContentFile
 from django.db import DatabaseError, DataError, connection, transaction
-from django.db.models import F, Value
+from django.db.models import F, TextChoices, Value
 from django.utils import timezone
 
 from django_taskclaim.db.base import Dialect
@@ -38,6 +38,10 @@ VALUES: dict[str, tuple[Any, Any]] = {
 }
 
 
+class Country(TextChoices):
+    PERU = "PE"
+
+
 def claimed(n: int) -> list[EveryField]:
     make(EveryField, n)
     return EveryField.objects.claim_batch(n)
@@ -49,23 +53,32 @@ def results_of(row: Any) -> dict[str, Any]:
     return {name: found[f"EveryField.{name}"] for name in VALUES}
 
 
+@pytest.mark.parametrize("named", [[*VALUES][:-1], *[[name] for name in VALUES]], ids=len)
 @pytest.mark.parametrize("together", [1, 2])
-def test_values_are_stored_exactly_as_save_stores_them(together: int) -> None:
+def test_values_are_stored_exactly_as_save_stores_them(together: int, named: list[str]) -> None:
     """Alone or in a batch, where each row has its own; NULL too. Columns that are not named stay as they are."""
     for values in (*zip(*VALUES.values(), strict=True), [None] * len(VALUES)):
         saved, *rows = claimed(together + 1)
+        before = list(map(results_of, rows))
         for row in (saved, rows[0]):
             for name, value in zip(VALUES, values, strict=True):
                 setattr(row, name, value)
-        untouched = [results_of(row) for row in rows[1:]]
-        named = [name for name in VALUES if name != "flag"]
         saved.save(update_fields=named)
         EveryField.objects.complete(rows, update_fields=named)
-        assert results_of(rows[0]) == results_of(saved)
-        assert results_of(saved)["flag"] is None
-        assert [results_of(row) for row in rows[1:]] == untouched
+        written = {name: results_of(saved)[name] for name in named}
+        assert [results_of(row) for row in rows] == [before[0] | written, *before[1:]]
         assert {facts(row).status for row in rows} == {"complete"}
         saved.claim.complete()
+
+
+def test_texts_of_a_batch_are_stored_as_they_are() -> None:
+    odd = r'NULL {} {"a",b} " \ \" %s %% é🎈'
+    texts = ["", " a, b ", "\n\t", *odd.split(), Country.PERU]
+    rows = claimed(len(texts))
+    for row, text in zip(rows, texts, strict=True):
+        row.text = text
+    EveryField.objects.complete(rows, update_fields=["text"])
+    assert [fresh(row).text for row in rows] == texts
 
 
 def test_fields_prepare_their_values_and_the_instance_shows_them() -> None:
