@@ -41,7 +41,7 @@ _OVERRIDES: Mapping[str, Kind[Any]] = {
     "batch_size": conf.BATCH_SIZE,
     "lease": Kind("from 2 seconds to 1 day", _read_lease),
     "rate": conf.RATE,
-    "max_running": conf.whole_number(),
+    "max_running": conf.whole_number(most=2**31 - 1),
     "hours": conf.HOURS,
 }
 

@@ -296,7 +296,8 @@ def every_row(rows: Rows) -> Rows:
 def states_of(rows: models.QuerySet[models.Model]) -> Counter[str]:
     """Count the states of the rows, of MOST + 1 at most; where there are more rows, each state is counted once more."""
     status = claim_columns(rows.model).status.name
-    found = Counter(rows.order_by().values_list(status, flat=True)[: MOST + 1])
+    # With the keys, for the user's queryset may be distinct.
+    found = Counter(state for _pk, state in rows.order_by().values_list("pk", status)[: MOST + 1])
     more = found.total() > MOST
     return Counter({one: found[one] + more for one in STATES if found[one] or more})
 

@@ -42,8 +42,8 @@ from django_taskclaim.querysets.scope import in_state, is_expired, is_waiting
 from django_taskclaim.states import Status
 from django_taskclaim.templatetags.taskclaim import number, short, short_name
 
-#: What the parameters of our filters begin with, and those of Django's that leave all rows in the list.
-OURS, NARROWS_NOTHING = "claim_", (ORDER_VAR, PAGE_VAR, ALL_VAR, "_facets")
+#: The parameters of our filters, and those of Django's that leave all rows in the list.
+OURS, NARROWS_NOTHING = ("claim_state", "claim_error"), (ORDER_VAR, PAGE_VAR, ALL_VAR, "_facets")
 
 #: So many failed rows are looked through for choices to offer.
 LOOKED_THROUGH = 5_000
@@ -75,11 +75,15 @@ else:
 class ClaimFilter(SimpleListFilter):
     """A filter by the claim columns; the list draws it above its rows. One of them at most is in force."""
 
+    def has_output(self) -> bool:
+        # Django ignores a filter without choices and would list all rows.
+        return super().has_output() or self.value() is not None
+
     def choices(self, changelist: Any) -> Any:
         """Yield the choices without Django's facets, which would be one more count of the whole table."""
         shown = self.value()
         for value, display in [(None, _("All")), *self.lookup_choices]:
-            query = changelist.get_query_string({self.parameter_name: value}, [OURS])
+            query = changelist.get_query_string({self.parameter_name: value}, [*OURS])
             yield {"selected": value == shown, "query_string": query, "display": display}
 
 
@@ -87,12 +91,12 @@ class StateFilter(ClaimFilter):
     """By state, with waiting and expired rows told apart from the others."""
 
     title = gettext_lazy("state")
-    parameter_name = f"{OURS}state"
+    parameter_name = OURS[0]
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
         rows, counts = model_admin.get_queryset(request), dict[str, str]()
         columns = claim_columns(rows.model)
-        shows_all = all(one in NARROWS_NOTHING or one.startswith(OURS) for one in request.GET)
+        shows_all = {*OURS, *NARROWS_NOTHING}.issuperset(request.GET)
         # Other rows would be counted to their end, or are not all that there are.
         if columns.owned_by(rows.model) and not rows.query.where and shows_all:
             known = count_rows(rows.model, rows.db)
@@ -117,7 +121,7 @@ class ErrorFilter(ClaimFilter):
     """By the class of the error that failed rows ended with; the choices are found among the first of them."""
 
     title = gettext_lazy("failed with")
-    parameter_name = f"{OURS}error"
+    parameter_name = OURS[1]
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Choices:
         columns = claim_columns(model_admin.model)
@@ -222,7 +226,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         Else a database that walks along the keys may read all of a large table to find the first hundred.
         """
         asked = super().get_ordering(request) or self.opts.ordering
-        if asked or not any(name.startswith(OURS) for name in request.GET):
+        if asked or request.GET.keys().isdisjoint(OURS):
             return asked
         columns = claim_columns(self.model)
         if request.GET.get(StateFilter.parameter_name) == Status.COMPLETE:

@@ -34,6 +34,7 @@ from tests.admin.room import (
 )
 from tests.factories import make
 from tests.querysets.support import facts, stored
+from tests.testapp.admin import PhotoAdmin
 from tests.testapp.models import Child, ClaimOnly, Photo, PrefixedOwnStatus, TextKey, UuidKey
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
@@ -264,8 +265,11 @@ def test_a_button_of_the_list_leads_back_to_the_list_as_it_was_filtered(boss: Cl
 def test_a_button_says_how_many_rows_it_is_about(
     boss: Client, monkeypatch: pytest.MonkeyPatch, failed: int, words: str
 ) -> None:
+    """Also where the rows of the user's admin are distinct."""
     monkeypatch.setattr(actions, "MOST", 2)
     make(Photo, failed, status="failed")
+    assert words in text_of(boss.get(address(Photo, "claim", "reset")))
+    monkeypatch.setattr(PhotoAdmin, "get_queryset", lambda self, request: Photo.objects.distinct())
     assert words in text_of(boss.get(address(Photo, "claim", "reset")))
 
 

@@ -16,6 +16,7 @@ from django_taskclaim.control.models import ClaimEvent
 from tests.admin.room import act_on, address, overview, perform, text_of
 from tests.factories import make
 from tests.querysets.support import facts, names, set_raw, stored
+from tests.testapp.admin import PrefixedAdmin
 from tests.testapp.models import Child, ClaimOnly, Photo, PrefixedOwnStatus, TextKey, UuidKey
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
@@ -181,6 +182,21 @@ def test_a_filter_shows_the_rows_that_it_names(
     rows = in_states(Photo)
     wanted = rows if kinds is None else {kind: rows[kind] for kind in kinds}
     assert set(listed(boss, query)) == {row.pk for row in wanted.values()}
+
+
+def test_a_filter_by_an_error_that_no_row_has_any_more_shows_no_row(boss: Client) -> None:
+    make(Photo, 2)
+    assert listed(boss, "claim_error=LookupError") == []
+
+
+def test_a_filter_of_the_users_stays_beside_ours(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(PrefixedOwnStatus, 3, claim_priority=lambda i: i)
+    monkeypatch.setattr(PrefixedAdmin, "list_filter", ["claim_priority"])
+    page = boss.get(f"{address(PrefixedOwnStatus)}?claim_priority=2&claim_state=open")
+    assert "?claim_priority=2&amp;claim_state=failed" in page.content.decode()
+    assert "open 3" not in text_of(page)
 
 
 def test_a_list_that_is_searched_has_no_counts_of_states(boss: Client, in_states: Any) -> None:

@@ -201,8 +201,16 @@ def test_skip_puts_the_article_off_and_writes_nothing(ada: Editor, held: int) ->
     assert ada.send(address(held), **fields, act="skip").status_code == 409
 
 
-def test_hand_over_saves_and_passes_on(ada: Editor, ben: Editor, held: int) -> None:
-    assert "Choose a colleague" in words(ada.act(held, "hand_over"))
+def test_hand_over_saves_and_passes_on(
+    ada: Editor, ben: Editor, held: int, settings: Any, django_user_model: Any
+) -> None:
+    """Also to somebody with a large number."""
+    settings.USE_THOUSAND_SEPARATOR = True
+    number = ben.user.pk + 10_000
+    django_user_model.objects.create_user("carl", pk=number).groups.set(ben.user.groups.all())
+    page = words(ada.act(held, "hand_over"))
+    assert "Choose a colleague" in page
+    assert f'<option value="{number}">' in page
     ada.act(held, "hand_over", text="Half done.", taskclaim_to=ben.user.pk)
     row = Article.objects.get(pk=held)
     assert (row.text, facts(row).claimed_by) == ("Half done.", ben.who)

@@ -66,6 +66,7 @@ WRONG: list[tuple[str, str]] = [
     ("claimlimit", "app.Model"),
     ("claimlimit testapp.Photo --rate fast", "rate"),
     ("claimlimit testapp.Photo --hours 22-6", "hours"),
+    ("claimlimit testapp.Photo --max-running 9999999999", "2147483647"),
     ("claimpause", "--all"),
     ("claimpause testapp.Photo --until soon", "'soon' is not a time in seconds, or such as"),
     ("claimreset testapp.Photo --paused --complete", "--paused"),

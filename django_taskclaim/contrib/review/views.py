@@ -177,7 +177,7 @@ class HeldRowView(HolderMixin, UpdateView):  # type: ignore[type-arg]  # not gen
         mine = {
             "row": self.object,
             "token": str(carried_claim(self.object).token),
-            "colleagues": [(user.pk, name_of("", user)) for user in self.colleagues()],
+            "colleagues": [(str(user.pk), name_of("", user)) for user in self.colleagues()],
             "back": self.get_success_url(),
             "saved": "saved" in self.request.GET,
         }
