@@ -277,7 +277,8 @@ def _limited(seen: Overview) -> Findings:
 
 
 def _none_due(seen: Overview) -> Findings:
-    held = seen.progress.processing - seen.expired
+    # The number of running rows may be an estimate.
+    held = max(0, seen.progress.processing - seen.expired)
     if held or seen.waiting:
         ends = [holder.next_expiry for holder in seen.holders if holder.next_expiry is not None]
         why = WhyEmpty("", held, min(ends, default=None), seen.waiting, seen.next_due)

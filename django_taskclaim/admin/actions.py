@@ -93,7 +93,8 @@ class ClaimActions(OperatePermission):
         """Yield the buttons of a row, those first that are made for its state; others ask for a tick."""
         facts = facts_of(row)
         status = facts.status
-        if self.has_operate_permission(request, row):
+        # An empty key has no address.
+        if str(row.pk) and self.has_operate_permission(request, row):
             for action in sorted(ROW_ACTIONS, key=lambda action: status not in action.states):
                 if action.takes(status) and (facts.kind == WAITING or not action.waiting):
                     where = self.claim_address("claim", quote(row.pk), action.slug)

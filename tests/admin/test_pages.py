@@ -96,6 +96,11 @@ def test_a_row_whose_key_is_a_word_of_our_addresses_has_its_page(boss: Client) -
     assert boss.get(address(TextKey, "change", "claim")).status_code == 200
 
 
+def test_a_row_with_an_empty_key_is_listed(boss: Client) -> None:
+    make(TextKey, 2, key=lambda i: "b" * i)
+    assert "2 text keys" in text_of(boss.get(address(TextKey)))
+
+
 def test_scripts_in_key_holder_error_and_reason_stay_text(boss: Client) -> None:
     evil = "<script>alert(1)</script>"
     (row,) = make(TextKey, key=evil)
