@@ -5,8 +5,10 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from tests.freezing import stat, worker_children
 
 CLOCKS = Path(__file__).with_name("clocks")
 A_DAY = 86400
+#: Seconds after which a worker's process has started, on a machine that does other things as well.
+STARTING = 3.0
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(eq=False, slots=True)
@@ -84,6 +89,16 @@ class Crew:
     exits: "Counter[int]" = field(default_factory=Counter)
     clocks: "Counter[str]" = field(default_factory=Counter)
     _started: int = 0
+
+    def has_reaper(self) -> bool:
+        """Say whether a worker runs that has had the time to start, and so puts back the rows of the dead."""
+        for worker in self.workers:
+            with suppress(LookupError, OSError):
+                state, *facts = stat(Path(f"/proc/{worker.claiming_pid()}"))
+                age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(facts[18]) / TICKS
+                if state not in "TZ" and age > STARTING:
+                    return True
+        return False
 
     def fill(self) -> None:
         """Start a worker in each empty seat."""

@@ -106,6 +106,7 @@ class Run:
     stalls: Stalls = field(default_factory=Stalls)
     _due: list[Later] = field(default_factory=list)
     _next_fault: float = 0.0
+    _looked: float = field(default_factory=time.monotonic)
     _added: int = 0
 
     @property
@@ -168,6 +169,11 @@ class Run:
     def _turn(self) -> None:
         self.crew.fill()
         self._do_later(lambda one: one.moment <= time.monotonic())
+        if (passed := time.monotonic() - self._looked) > 0.5:
+            self._looked += passed
+            if not self.crew.has_reaper():
+                # Rows that kill may have killed all workers at once.
+                self._do(lambda: leave(passed))
         if stood_still := self.stalls.since_last_asked():
             # The claims of the lately dead get as much more time as the machine has kept from the living.
             self._do(lambda: leave(stood_still))
