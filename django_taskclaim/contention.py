@@ -66,6 +66,8 @@ class Meaning(Enum):
 
 #: Others held a lock for longer than this session was to wait; 3572 is MySQL's NOWAIT.
 LOCK_TIMEOUTS: frozenset[Code] = frozenset({"55P03", 1205, 3572})
+#: The server ended a statement that took too long: because of others, of a slow disk, or of what it does.
+STATEMENT_TIMEOUTS: frozenset[Code] = frozenset({"57014", 1969, 3024})
 #: The transaction stood still or took too long; the server stops, or the network to it fails.
 CUT_OFF: tuple[Code, ...] = ("25P03", "25P04", 1053, 1159, 1160, 1161, 1927, 4031)
 #: Too many sessions, or this account is not let in.
@@ -104,6 +106,11 @@ TROUBLE = (OperationalError, InterfaceError, InternalError, RetriesExhausted)
 def is_contention(error: BaseException) -> bool:
     """Say whether others were in the way, which says nothing about the database being there."""
     return isinstance(error, RetriesExhausted) or meaning_of(error) is Meaning.CONTENTION
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Say whether the statement took too long, for which the rows may or may not be to blame; it is a refusal, too."""
+    return _answer(error)[0] in STATEMENT_TIMEOUTS
 
 
 def is_refusal(error: BaseException) -> bool:

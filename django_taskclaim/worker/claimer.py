@@ -10,6 +10,7 @@ from django_taskclaim import connecting, contention
 from django_taskclaim.claim import clock, new_holder
 from django_taskclaim.monitoring.overview import seconds_due
 from django_taskclaim.querysets.claiming import ClaimCall, claim
+from django_taskclaim.querysets.cursor import FULL_SCAN_SHARE
 from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.worker.batch import hold
 from django_taskclaim.worker.feeds import Feed, Stray
@@ -27,6 +28,10 @@ LAST_WAIT = 0.25
 
 #: For so many seconds after a statement its connection is taken to be there still, and not asked.
 USED_LATELY = 5.0
+
+#: For so many seconds a quarantined row waits for the rows of the process that run, or wait for a lock, while nothing
+#: is claimed. Then it goes back, and for a while others may take it.
+PATIENCE = 5.0
 
 #: How soon to try again where nobody could look yet; that asks the database nothing.
 NOT_YET = 0.25
@@ -59,6 +64,8 @@ class Claimer(WorkerThread):
         self.left = options.max_rows
         #: By ``clock()``, until when the connection is taken to be there still.
         self._usable_until = 0.0
+        #: By ``clock()``, until when a quarantined row may wait for the others to end.
+        self._patient_until = math.inf
 
     def work(self) -> None:
         connecting.use_own_connection(self.options.using)
@@ -95,6 +102,11 @@ class Claimer(WorkerThread):
             if feed.strays and feed.strays_at <= clock():
                 self._ensure_usable()
                 feed.find_strays(self.inflight)
+        if self._patient_until <= clock():
+            self._patient_until = math.inf
+            if self.inflight.give_back_quarantined():
+                for feed in self.feeds:
+                    feed.cursor.quarantined_at = clock() + PATIENCE / FULL_SCAN_SHARE
         if self._next_write(self._next_look()) <= clock():
             self._write()
         looked = False
@@ -113,6 +125,7 @@ class Claimer(WorkerThread):
             return 0.0
         next_look = self._next_look()
         moments = [clock() + LONGEST_WAIT, next_look, self._next_write(next_look)]
+        moments.append(self._patient_until)
         moments += [feed.strays_at for feed in self.feeds if feed.strays]
         if self._may_claim():
             moments.append(self.options.ends_at)
@@ -211,6 +224,8 @@ class Claimer(WorkerThread):
             return 0.0 if feed.open_more() else poll
         held = hold(feed.handler, rows)
         self.inflight.add(held)
+        if held[0].claim.quarantined:
+            self._patient_until = clock() + PATIENCE
         return 0.0 if len(rows) == most or held[0].claim.quarantined else poll
 
     def _claimed(self, feed: Feed, size: int) -> list[Any]:

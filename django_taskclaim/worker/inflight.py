@@ -124,6 +124,14 @@ class InFlight:
             first = [one[0] for claims in self._waiting.values() for one in claims]
             return self._runs_alone() or any(held.claim.quarantined for held in first)
 
+    def give_back_quarantined(self) -> bool:
+        """Have quarantined rows released that wait for others to end, and say whether there was any."""
+        with self._lock:
+            found = not self._runs_alone() and self.holds_quarantined()
+            if found:
+                self.put_back(lambda held: held.claim.quarantined)
+            return found
+
     def _runs_alone(self) -> bool:
         """Say whether a quarantined row runs, while which nothing else begins."""
         return bool(self._running) and self._running[0].rows[0].claim.quarantined

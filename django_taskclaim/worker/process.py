@@ -163,6 +163,9 @@ class Process:
             self.inflight.abandon(item, PutBack("cut short"))
         for thread in (self.claimer, *self.executors):
             thread.leave()
+        if self.claimer not in self.threads and any(one.strays for one in self.service.feeds):
+            # The stop came first. What the process before this one had not started goes back all the same.
+            self.claimer.start()
         end = clock() + GIVE_BACK
         if self.claimer.is_alive():
             self.claimer.join(GIVE_BACK / 2)

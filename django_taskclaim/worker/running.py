@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -16,14 +17,21 @@ from django.db import connections, models, transaction
 from django_taskclaim import connecting
 from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.claim import clock, standing_claim
-from django_taskclaim.columns import claim_columns
+from django_taskclaim.columns import LINK, claim_columns
 from django_taskclaim.companions import hand_out, lacks_source, load_sources
-from django_taskclaim.contention import Meaning, is_contention, is_refusal, meaning_of
+from django_taskclaim.contention import (
+    Meaning,
+    is_contention,
+    is_refusal,
+    is_timeout,
+    meaning_of,
+)
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import SourceGone, TaskClaimError
+from django_taskclaim.fields import AnyField
 from django_taskclaim.handlers import Handler
-from django_taskclaim.querysets.completing import complete
+from django_taskclaim.querysets.completing import checked_results, complete
 from django_taskclaim.querysets.scope import ClaimTarget, unbroken_transaction
 from django_taskclaim.querysets.writes import fail_unreadable, note_start
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
@@ -97,6 +105,7 @@ class Running:
         """Say whether the rows need nothing but calls of the function, which uses no database."""
         handler = item.handler
         needs_more = handler.batch or handler.atomic or handler.needs_source or handler.has_ranges
+        needs_more = needs_more or bool(_files(handler))
         return not (needs_more or item.before or connecting.has_opened(threading.get_ident()))
 
     def _run_on(self, item: WorkItem) -> Answer:
@@ -129,6 +138,8 @@ class Running:
             return
         item.begin(called)
         answer = await self._acall(item)
+        if answer.error is None and _files(item.handler):
+            answer = await sync_to_async(_with_files)(item, answer)
         if item.before or connecting.has_opened(self.orm_thread):
             answer = await sync_to_async(self._look_back)(item, answer)
         if answer.error is None and answer.said is None:
@@ -232,7 +243,7 @@ class Running:
         If the service's connection has lived on since the call began, the server has cut off this one session, and
         a row that brings that about each time must end in ``failed``.
         """
-        if is_refusal(error) or is_contention(error):
+        if not is_timeout(error) and (is_refusal(error) or is_contention(error)):
             return False
         is_server = meaning_of(error) is Meaning.SERVER
         # The handler may write to another database, or in a transaction that only reads.
@@ -261,7 +272,7 @@ class Running:
             self._look_at_connections()
             if item.handler.atomic:
                 return self._call_atomically(item)
-            return Answer(call(item.handler, [held.row for held in item.rows]))
+            return _with_files(item, Answer(call(item.handler, [held.row for held in item.rows])))
         except BaseException as error:
             # SystemExit and KeyboardInterrupt included: one row's end is not the worker's.
             return Answer(error=error)
@@ -322,6 +333,27 @@ class Running:
         if item.before and (answer.completed or not item.handler.atomic):
             warn_of_unsaved(item.handler, item.before)
         return answer
+
+
+@cache
+def _files(handler: Handler) -> list[AnyField]:
+    results = checked_results(handler.model, handler.update_fields)
+    return [field for field in results if isinstance(field, models.FileField)]
+
+
+def _with_files(item: WorkItem, answer: Answer) -> Answer:
+    """Store the files among the results of a call: in the writer they would hold up every other result."""
+    if not (files := _files(item.handler)):
+        return answer
+    said = list(answer.said or [None] * len(item.rows))
+    for number, held in enumerate(item.rows):
+        try:
+            for field in files if said[number] is None else ():
+                row = held.row if isinstance(held.row, field.model) else getattr(held.row, LINK)
+                field.pre_save(row, False)
+        except Exception as error:
+            said[number] = error
+    return Answer(said if any(one is not None for one in said) else None)
 
 
 def _complete(handler: Handler, called: list[HeldRow]) -> None:

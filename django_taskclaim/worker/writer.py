@@ -52,8 +52,8 @@ class Writer:
     feeds: Sequence[Feed]
     #: Says whether the database was away since a moment, as ``LeaseKeeper.was_away_since`` does.
     was_away_since: Callable[[float], bool]
-    #: The error of a result that could not be written, because the session ended.
-    _ended_session: Exception | None = None
+    #: The error of a result that could not be written, because the session ended or the statement took too long.
+    _cut_off: Exception | None = None
 
     def write(self) -> None:
         """Write all results that are due; those that could not be written stay, and trouble is raised."""
@@ -74,7 +74,7 @@ class Writer:
 
         *blocked* rows are written around locks. Returns rows that met a lock together: some of them may be free.
         """
-        began, self._ended_session = clock(), None
+        began, self._cut_off = clock(), None
         found, met = list[Bad[HeldRow]](), list[HeldRow]()
         with working_on(rows[0].handler.model):
             for sent in bisect(rows, partial(self._send, blocked), self._is_of_a_row):
@@ -82,10 +82,10 @@ class Writer:
                     found.append(sent)
                 else:
                     met += sent
-            ended = self._ended_session
-            if found and ended is not None and self.was_away_since(began):
-                # Sessions have ended because the database was away: no result is to blame.
-                raise ended
+            cut_off = self._cut_off
+            if found and cut_off is not None and self.was_away_since(began):
+                # The database was away: no result is to blame.
+                raise cut_off
         for held, error in found:
             self._refused(held, error)
         return met
@@ -106,7 +106,9 @@ class Writer:
                     self._apply(rows)
         except Exception as error:
             has_one_writer = dialect_for(connections[self.using]).has_one_writer
-            if has_one_writer or not contention.is_contention(error):
+            # Around locks it is another statement that may take too long.
+            may_be_a_lock = not blocked and contention.is_timeout(error)
+            if has_one_writer or not (may_be_a_lock or contention.is_contention(error)):
                 raise
             if not blocked or len(rows) > 1:
                 # One may refer to a row that is locked.
@@ -128,12 +130,14 @@ class Writer:
         connection = connections[self.using]
         if contention.is_contention(error):
             return False
+        if contention.is_timeout(error):
+            self._cut_off = error
         if contention.is_refusal(error):
             if not connection.in_atomic_block:
                 # The answer may have been the last of its session.
                 connecting.ensure_usable(self.using)
             return True
-        self._ended_session = error
+        self._cut_off = error
         if connection.in_atomic_block or contention.meaning_of(error) is contention.Meaning.SERVER:
             # The session goes on, but the server can write nothing.
             return False

@@ -2,11 +2,16 @@
 
 import os
 import signal
+import threading
 from collections import Counter
 from typing import Any
 
 import pytest
+from django.core.files.base import ContentFile
+from django.core.files.storage import InMemoryStorage
 
+from tests.factories import make
+from tests.querysets.models import EveryField
 from tests.testapp.models import Effect, Job, Ledger
 from tests.worker.conftest import Start, Worker, jobs, wait_until
 from tests.worker.test_stampede import assert_every_extra_run_is_explained
@@ -51,6 +56,35 @@ def test_every_kind_of_handler_follows_the_policy(start_worker: Start) -> None:
     kinds = ("AtomicJob", "AtomicBatchJob")
     assert effects == Counter(str(key) for kind in kinds for key in good[kind])
     assert sum(event["rows"] for event in workers[0].events("completed")) == 6 * len(policies)
+
+
+def do(rows: Any) -> None:
+    for row in rows:
+        row.document = ContentFile(b"page", name="page.pdf")
+
+
+async def do_async(row: Any) -> None:
+    do([row])
+
+
+@pytest.mark.parametrize(
+    "function", [lambda row: do([row]), do, do_async], ids=["", "batch", "async"]
+)
+def test_files_among_the_results_are_stored_where_the_handler_runs(
+    work: Any, monkeypatch: pytest.MonkeyPatch, function: Any
+) -> None:
+    """The thread that writes results would be taken for one that hangs."""
+    threads, usual = list[str](), InMemoryStorage._save
+
+    def save(self: Any, name: str, content: Any) -> str:
+        threads.append(threading.current_thread().name)
+        return usual(self, name, content)
+
+    monkeypatch.setattr(InMemoryStorage, "_save", save)
+    make(EveryField, 2)
+    work(EveryField, function, update_fields=["document"], batch=function is do)
+    assert len(threads) == EveryField.objects.filter(document__contains="page").count() == 2
+    assert not any("claimer" in name for name in threads)
 
 
 @pytest.mark.once

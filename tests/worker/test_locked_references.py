@@ -8,7 +8,7 @@ from queue import Queue
 from typing import Any
 
 import pytest
-from django.db import Error, connection, transaction
+from django.db import Error, connection, connections, transaction
 
 from django_taskclaim.connecting import guard_connections
 from django_taskclaim.worker.batch import PutBack, hold
@@ -48,6 +48,43 @@ def held_past_a_lease(statement: str, key: int, rows: Any) -> Iterator[None]:
     assert locked.wait(120)
     yield
     holder.result(120)
+
+
+#: An option of a connection under which its statements take 0.3 seconds at most; MySQL has none for those that write.
+TIMEOUT = {
+    "postgresql": ("options", "-c statement_timeout=300"),
+    "mysql": ("init_command", "SET @none = 0 /*M! , max_statement_time = 0.3 */"),
+}
+LOCKS = {"row": "SELECT 1 FROM testapp_photo WHERE id = %s FOR UPDATE"}
+if connection.vendor == "postgresql":
+    LOCKS["table"] = "LOCK TABLE testapp_photo IN EXCLUSIVE MODE"
+
+
+@pytest.mark.promise(12)
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_result_that_waits_for_a_lock_until_its_statement_ends_charges_nobody(
+    work: Callable[..., int], monkeypatch: pytest.MonkeyPatch, lock: str
+) -> None:
+    monkeypatch.setitem(connections.settings["default"]["OPTIONS"], *TIMEOUT[connection.vendor])
+    rows, ran, locked = make(Photo, 3), list[Any](), threading.Event()
+
+    def hold() -> None:
+        with closing(Rival()) as rival:
+            rival.begin()
+            rival.execute(LOCKS[lock], [rows[0].pk] if "%s" in LOCKS[lock] else [])
+            locked.set()
+            threading.Event().wait(4)
+            rival.commit()
+
+    def do(row: Any) -> None:
+        ran.append(row.pk)
+        if row.pk == rows[0].pk:
+            elsewhere(hold)
+            locked.wait(120)
+
+    work(Photo, do, lease=3)
+    assert sorted(ran) == [row.pk for row in rows]
+    assert set(Photo.objects.values_list("status", "attempts")) == {("complete", 0)}
 
 
 def test_a_locked_reference_holds_up_no_other_result(work: Callable[..., int]) -> None:

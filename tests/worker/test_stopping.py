@@ -6,12 +6,18 @@ The lease is an hour where rows come back, so no reaper can have brought them.
 import os
 import signal
 import time
+from contextlib import closing
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 
+from django_taskclaim.handlers import handler_for
 from django_taskclaim.switch import pause, resume
+from django_taskclaim.worker.batch import Notes, hold, shared_memory
+from django_taskclaim.worker.options import WorkerOptions
+from django_taskclaim.worker.process import Process
+from django_taskclaim.worker.stop_signals import StopSignals
 from tests.testapp.models import Effect, Job, Ledger
 from tests.worker.conftest import Start, jobs, states, wait_until
 
@@ -122,6 +128,22 @@ def test_a_stop_at_any_moment_of_the_start_leaves_nothing(start_worker: Start) -
 
 @pytest.mark.once
 @pytest.mark.promise(11)
+def test_a_stop_before_the_first_claim_gives_back_what_had_not_started(
+    transactional_db: None,
+) -> None:
+    """In the process that is stopped, or in the one before it, which was killed."""
+    jobs(3)
+    memory, handler = shared_memory(), handler_for(Job)
+    held = hold(handler, Job.objects.claim_batch(3))
+    Notes(memory).add(held)
+    held[0].batch.started[0] = 1
+    process = Process(WorkerOptions(("testapp.Job",), "w", "default"), memory, is_child=True)
+    process.stop(8.0)
+    with closing(StopSignals()) as signals:
+        process.run(signals, lambda word: None)
+    assert states() == {"processing": 1, "open": 2}
+
+
 def test_a_child_that_is_killed_during_a_stop_makes_the_code_1(start_worker: Start) -> None:
     """No new child takes its place."""
     jobs(1, "stay")
