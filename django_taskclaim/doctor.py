@@ -39,7 +39,7 @@ from django_taskclaim.querysets.isolating import savepoint_in
 from django_taskclaim.querysets.scope import ClaimTarget, in_state, is_open
 from django_taskclaim.querysets.why_empty import WhyEmpty
 from django_taskclaim.ranges.keys import source_of
-from django_taskclaim.states import Status
+from django_taskclaim.states import UNKNOWN, Status
 from django_taskclaim.switch import describe_pause, paused_model
 
 Model = type[models.Model]
@@ -175,13 +175,13 @@ def server_findings(alias: str) -> Findings:
 def reasons(seen: Overview) -> Findings:
     """Yield the reasons that an overview shows; an estimate has a ``~``."""
     why_not = (_nobody_works, _hidden, _limited) if seen.due else (_none_due,)
-    looks = (_stopped, _expired, *why_not, _ended)
+    looks = (_unknown, _stopped, _expired, *why_not, _ended)
     found = [finding for look in looks for finding in look(seen)]
     due = _rows(seen, seen.due, Status.OPEN)
     yield from found or [checks.Info(f"{due} due, and workers are alive.")]
 
 
-def _rows(seen: Overview, count: int, state: Status) -> str:
+def _rows(seen: Overview, count: int, state: str) -> str:
     """Return ``1,204 rows``, or ``~1,200,000 rows`` where that is an estimate."""
     return f"{'~' * (state in seen.progress.estimated)}{counted(count, 'row')}"
 
@@ -336,3 +336,21 @@ def _contradictions(model: Model, alias: str) -> Findings:
                 f"UPDATE {table.name} SET {', '.join(changes)} WHERE {status} IN ('{states[0]}', '{states[1]}')"
                 f" AND ({' OR '.join(f'{name} IS NOT NULL' for name in names)});",
             )
+
+
+def _unknown(seen: Overview) -> Findings:
+    """Rows whose status is none of the five: a person decides, so the statement sets them aside."""
+    if not seen.progress.unknown:
+        return
+    columns, table = claim_columns(seen.model), ClaimTarget.of(seen.model, seen.alias).table
+    iteration, status = map(table.column, (columns.iteration, columns.status))
+    held = (columns.claimed_by, columns.claimed_at, columns.expires_at)
+    changes = [f"{status} = '{Status.PAUSED}'", f"{iteration} = {iteration} + 1"]
+    changes += [f"{table.column(field)} = NULL" for field in held]
+    states = ", ".join(f"'{state}'" for state in Status)
+    yield checks.Error(
+        f"{_rows(seen, seen.progress.unknown, UNKNOWN)} of {seen.model._meta.label} with a status that is none of"
+        f" {listed(Status.values)}: something other than a verb wrote there, and nobody claims such a row. The"
+        " statement sets them aside (paused).",
+        f"UPDATE {table.name} SET {', '.join(changes)} WHERE {status} NOT IN ({states});",
+    )

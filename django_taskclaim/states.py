@@ -17,6 +17,9 @@ class Status(models.TextChoices):
     PAUSED = "paused", _("paused")
 
 
+#: How rows of any other status are counted.
+UNKNOWN = "unknown"
+
 #: Worker ids are ``<worker>@<host>#<random>``; a holder named by the caller has no such mark.
 WORKER_MARK = "#"
 

@@ -9,7 +9,7 @@ from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.monitoring.server.base import Estimate
 from django_taskclaim.querysets import ClaimQuerySet, Progress
 from django_taskclaim.querysets.scope import ClaimTarget
-from django_taskclaim.states import Status
+from django_taskclaim.states import UNKNOWN, Status
 
 #: Up to about so many rows all are counted.
 SMALL = 50_000
@@ -45,7 +45,7 @@ def _probed(target: ClaimTarget) -> Estimate | None:
     now, and how many of the keys have a row how many rows there are. The same keys are asked for each time, so that
     progress does not jitter.
     """
-    (key, *more), status = target.columns.key, target.columns.status.name
+    key, *more = target.columns.key
     if more or not isinstance(key, (models.IntegerField, models.AutoField)):
         return None
     # Not MIN and MAX: SQLite would read the whole table for both of them.
@@ -56,11 +56,9 @@ def _probed(target: ClaimTarget) -> Estimate | None:
     # One key in each stretch of the same length, at random: a pattern of the keys does no harm.
     chance, each = Random(PROBES), (last - first + 1) / PROBES
     keys = [first + int((stretch + chance.random()) * each) for stretch in range(PROBES)]
-    rows = target.rows.order_by().filter(pk__in=keys)
-    found = dict(rows.values_list(status).annotate(n=models.Count("*")).values_list(status, "n"))
-    hits = sum(found.values())
-    known = {state: number * each for state, number in found.items()}
-    return Estimate(hits * each, known) if hits >= PROBES // 5 else None
+    found = ClaimQuerySet[Any](target.model, using=target.alias).filter(pk__in=keys).progress()
+    known = {state: getattr(found, state) * each for state in (*Status.values, UNKNOWN)}
+    return Estimate(found.total * each, known) if found.total >= PROBES // 5 else None
 
 
 def _filled_up(target: ClaimTarget, estimate: Estimate) -> Progress:
@@ -69,6 +67,7 @@ def _filled_up(target: ClaimTarget, estimate: Estimate) -> Progress:
     counted = {one.value: rows.filter(**{name: one})[: MOST + 1].count() for one in _UNFINISHED}
     exact = {state: number for state, number in counted.items() if number <= MOST}
     large = [*(state for state in counted if state not in exact), Status.COMPLETE.value]
+    large += [UNKNOWN] if estimate.by_state.get(UNKNOWN) else []
     rest = max(estimate.rows - sum(exact.values()), MOST * (len(large) - 1))
     weights = {state: estimate.by_state.get(state, 0.0) for state in large}
     if not any(weights.values()):

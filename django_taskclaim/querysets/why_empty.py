@@ -12,7 +12,7 @@ from django_taskclaim.limits import Grant
 from django_taskclaim.limits.key_limits import at_their_limit
 from django_taskclaim.querysets import scope
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
-from django_taskclaim.states import Status
+from django_taskclaim.states import UNKNOWN, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,14 @@ class Progress:
     complete: int = 0
     failed: int = 0
     paused: int = 0
+    #: Rows whose status is none of the five, which no verb finds: an UPDATE by hand, or another program.
+    unknown: int = 0
     #: The states whose numbers are estimates; the sum of all rows is one, too, where there is any.
     estimated: frozenset[str] = frozenset()
 
     @property
     def total(self) -> int:
-        return self.open + self.processing + self.complete + self.failed + self.paused
+        return self.left + self.finished + self.paused + self.unknown
 
     @property
     def left(self) -> int:
@@ -51,8 +53,14 @@ def progress_of(queryset: Rows) -> Progress:
     """Count the rows of *queryset* in each state."""
     scope.refuse_unclaimable(queryset)
     target = ClaimTarget.of(queryset.model, queryset.db)
-    rows = target.rows_of(queryset).values_list(target.columns.status.name)
-    return Progress(**dict(rows.annotate(n=Count("*"))))
+    rows, status = target.rows_of(queryset), target.columns.status.name
+    counts = dict(rows.values_list(status).annotate(n=Count("*")))
+    if not counts.keys() <= set(Status.values):
+        # MySQL and MariaDB claim "Open" as open, and may name all open rows so.
+        states = {one.value: Q(**{status: one}) for one in Status}
+        states[UNKNOWN] = ~scope.in_state(target.columns, *Status)
+        counts = rows.aggregate(**{name: Count(status, filter=q) for name, q in states.items()})
+    return Progress(**counts)
 
 
 class WhyEmpty(NamedTuple):

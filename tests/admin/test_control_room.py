@@ -46,6 +46,7 @@ from tests.control.test_throughput import minute
 from tests.doctor.support import handling
 from tests.factories import make
 from tests.limits.test_workers import closed_now
+from tests.querysets.support import set_raw
 from tests.testapp.models import Photo, UuidKey
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
@@ -133,6 +134,12 @@ def test_the_percentage_is_of_complete_rows(looks: Client) -> None:
     for page in (photos(), overview()):
         text = text_of(looks.get(page))
         assert re.search(r"\b0 of 4 \(?0\.0 %", text), text
+
+
+def test_a_status_that_no_verb_writes_is_named_on_the_page_of_its_model(boss: Client) -> None:
+    set_raw(make(Photo, 2)[0], "status", "'done'")
+    assert "1 row of testapp.Photo with a status that" in text_of(boss.get(photos()))
+    assert {boss.get(page).status_code for page in (overview(), address(Photo))} == {200}
 
 
 def test_a_login_after_the_session_ended_leads_back_to_the_page(boss: Client) -> None:

@@ -67,7 +67,7 @@ def test_json_has_every_figure() -> None:
     figures = photo["figures"]
     ages = {name: figures.pop(name) for name in ("oldest_due", "oldest_expired", "paused_for")}
     rows = {"open": 2, "processing": 2, "complete": 1, "failed": 1, "paused": 1, "total": 7}
-    more = {"due": 1, "waiting": 1, "unfinished": 5, "expired": 1, "throttles": 2}
+    more = {"due": 1, "waiting": 1, "unfinished": 5, "expired": 1, "throttles": 2, "unknown": 0}
     assert figures == rows | more
     assert ages["oldest_due"] is None
     assert 3600 <= ages["oldest_expired"] < 7200
@@ -141,6 +141,17 @@ def test_complete_rows_are_required() -> None:
     assert judged(PHOTO, "--require-complete") == (0, "")
     failed(Photo)
     assert "failed is 1" in judged(PHOTO, "--require-complete")[1]
+
+
+def test_rows_with_a_status_that_no_verb_writes_are_not_complete() -> None:
+    """Where the database claims ``Open`` as ``open``, that is what it is."""
+    for row, status in zip(make(Photo, 4), ("done", "", "Open", "open"), strict=True):
+        set_raw(row, "status", f"'{status}'")
+    seen, rows = Photo.objects.progress(), Photo.objects.claim_batch(4)
+    assert (seen.total, seen.open, seen.unknown) == (4, len(rows), 4 - len(rows))
+    Photo.objects.complete(rows)
+    assert f"unfinished is {seen.unknown}" in judged(PHOTO, "--require-complete")[1]
+    assert f"{seen.unknown} rows of {PHOTO} with a status that" in run("claimstatus", PHOTO)
 
 
 @pytest.mark.once

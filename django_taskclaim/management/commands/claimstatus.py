@@ -10,8 +10,8 @@ Examples:
   manage.py claimstatus photos.Photo --require-complete && deploy
 
 Conditions of --fail-if are separated by commas and compare by > >= < <= = != a figure with a number or an age (15m):
-  open, processing, complete, failed, paused, total, unfinished, due, waiting, expired, throttles, workers, oldest_due,
-  oldest_expired, paused_for
+  open, processing, complete, failed, paused, unknown, total, unfinished, due, waiting, expired, throttles, workers,
+  oldest_due, oldest_expired, paused_for
 
 Exit codes:
   0    shown, and no condition of --fail-if holds
@@ -51,7 +51,7 @@ from django_taskclaim.monitoring.overview import Overview, overview
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.ranges import row_counts
-from django_taskclaim.states import Status
+from django_taskclaim.states import UNKNOWN, Status
 
 #: So many holders and failed rows of a model are shown.
 HOLDERS, ERRORS = 10, 3
@@ -73,8 +73,7 @@ WORKERS = ("NAME", "MODELS", "HELD", "DONE", "FAILED", "SEEN", "UP")
 Figure = int | timedelta | None
 
 FIGURES: Mapping[str, Callable[[Overview], Figure]] = {
-    **{state: attrgetter(f"progress.{state}") for state in Status.values},
-    "total": attrgetter("progress.total"),
+    **{state: attrgetter(f"progress.{state}") for state in (*Status.values, UNKNOWN, "total")},
     "unfinished": lambda seen: seen.progress.total - seen.progress.finished,
     "due": attrgetter("due"),
     "waiting": attrgetter("waiting"),
