@@ -8,10 +8,11 @@ from django.test import Client, override_settings
 
 from django_taskclaim.switch import pause, paused_by
 from tests.admin.room import failed, group_of, overview, photos, said, text_of, worker
-from tests.commands import nobody_answers
+from tests.commands import nobody_answers, table_away
 from tests.factories import make
+from tests.meanwhile import column_away
 from tests.querysets.support import execute, held_open
-from tests.testapp.models import Photo
+from tests.testapp.models import ClaimOnly, Photo
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
@@ -53,6 +54,17 @@ def test_a_table_that_hangs_costs_the_page_only_what_it_would_tell(boss: Client)
     assert answer.status_code == 200
     assert "some figures are older or missing" in text_of(answer)
     assert "some figures" not in text_of(boss.get(photos()))
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+@pytest.mark.parametrize("away", [table_away, lambda model: column_away(model, "status")])
+def test_a_model_without_its_table_says_so_and_hides_no_other(boss: Client, away: Any) -> None:
+    with away(ClaimOnly):
+        pages = [text_of(boss.get(where)) for where in (overview(), overview("testapp.claimonly"))]
+    assert [page.count("UNKNOWN") for page in pages] == [1, 1]
+    for page in pages:
+        assert "The table testapp_claimonly on " in page
+        assert "has not answered in time" not in page
 
 
 class _PhotosElsewhere:

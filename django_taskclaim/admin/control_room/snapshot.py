@@ -19,6 +19,7 @@ from django.utils import timezone
 from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
 
+from django_taskclaim import conf
 from django_taskclaim.admin.control_room import failures
 from django_taskclaim.admin.display import STATES, RowFacts, longest_running
 from django_taskclaim.columns import has_ranges
@@ -27,7 +28,7 @@ from django_taskclaim.control import reading
 from django_taskclaim.control.actions import PAUSE, RESET, RESUME
 from django_taskclaim.control.models import OperatorAct, is_on
 from django_taskclaim.control.reading import DAY, HOUR, Slot
-from django_taskclaim.doctor import reasons
+from django_taskclaim.doctor import missing_table, reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
 from django_taskclaim.monitoring.overview import Holder, Overview, overview, overviews
@@ -92,6 +93,8 @@ class Snapshot:
     as_of: datetime
     #: Whether the time was up before everything was read.
     is_late: bool = False
+    #: What stands where something was not read.
+    unread: str = field(default_factory=lambda: _("The database has not answered in time yet."))
     seen: Overview | None = None
     #: Minute by minute, where they are written down.
     hour: list[Slot] = field(default_factory=list)
@@ -124,11 +127,21 @@ class Snapshot:
             self.forecast = forecast(seen, self.hour, reading.slots(minutes, seen.now, DAY))
         return True
 
+    def is_refused(self, model: type[models.Model], alias: str) -> bool:
+        """Say whether a table of *model* cannot be read; then the doctor's words tell it. False once the time is up."""
+        if timezone.now() - self.as_of >= conf.duration("PAGE_TIMEOUT"):
+            return False
+        found = in_time(alias, lambda: list(missing_table(model, alias)))
+        if found:
+            self.unread, self.findings = found[0].msg, [*found, *(self.findings or ())]
+        return bool(found)
+
 
 def snapshot_of(model: type[models.Model], alias: str, rows: Rows, span: timedelta) -> Snapshot:
     """Return as much of a snapshot as the database tells in time, with a chart of the last *span*."""
     found = Snapshot(timezone.now())
-    found.is_late = not in_time(alias, partial(found.read, model, alias, rows, span))
+    is_read = in_time(alias, partial(found.read, model, alias, rows, span))
+    found.is_late = not is_read and not found.is_refused(model, alias)
     return found
 
 
@@ -139,9 +152,14 @@ def read_cards(
     found = {model: Snapshot(timezone.now()) for model, alias in places}
     for alias in set(dict(places).values()):
         there = {model: one for model, one in found.items() if (model, alias) in places}
-        is_late = not in_time(alias, partial(_read_cards, there, alias))
-        for one in there.values():
-            one.is_late = is_late
+        while there and not in_time(alias, partial(_read_cards, there, alias)):
+            first = next((model for model, one in there.items() if one.seen is None), None)
+            if first is None or not there[first].is_refused(first, alias):
+                for one in there.values():
+                    one.is_late = True
+                break
+            # Its table cannot be read: the other models are read without it.
+            del there[first]
     return found
 
 
@@ -174,11 +192,10 @@ class State(NamedTuple):
 KINDS = ("unknown", "throttled", "ready", "paused", "pausing", "running", "idle", "done")
 
 
-def state_of(seen: Overview | None) -> State:
-    """Return the state of a model's claims; None means that it was not read."""
-    if seen is None:
-        late = _("The database has not answered in time yet.")
-        return State("unknown", "?", _("UNKNOWN"), late)
+def state_of(known: Snapshot) -> State:
+    """Return the state of a model's claims."""
+    if (seen := known.seen) is None:
+        return State("unknown", "?", _("UNKNOWN"), known.unread)
     if seen.pause is not None:
         sentence = describe_pause(seen.pause)
         if seen.is_finishing:

@@ -228,11 +228,12 @@ class ModelPage(OverviewPage):
     def line(self, known: snapshot.Snapshot) -> dict[str, Any]:
         """Return what the overview shows of the model."""
         seen, hour = known.seen, [slot.rate for slot in known.hour]
-        state, note = snapshot.state_of(seen), policy_for(self.model).completion.note
+        state, note = snapshot.state_of(known), policy_for(self.model).completion.note
         return {
             "page": self,
             "state": state,
             "seen": seen,
+            "is_late": known.is_late,
             # What sorts models, those in trouble first.
             "trouble": (snapshot.KINDS.index(state.kind), -seen.progress.failed if seen else 0),
             "segments": snapshot.segments(seen.progress) if seen else [],

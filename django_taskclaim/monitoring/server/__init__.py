@@ -39,7 +39,7 @@ def in_time(alias: str, ask: Callable[[], T], limit: timedelta | None = None) ->
         with server_for(connections[alias]).bounded(limit or conf.duration("PAGE_TIMEOUT")):
             return ask()
     except (Error, TaskClaimError) as error:
-        logger.warning("A page was not read in time on %r: %s", alias, first_line(error))
+        logger.warning("Not all of a page was read on %r: %s", alias, first_line(error))
         if not connections[alias].in_atomic_block:
             connections[alias].close_if_unusable_or_obsolete()
         return None
