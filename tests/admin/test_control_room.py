@@ -47,7 +47,7 @@ from tests.doctor.support import handling
 from tests.factories import make
 from tests.limits.test_workers import closed_now
 from tests.querysets.support import set_raw
-from tests.testapp.models import Photo, UuidKey
+from tests.testapp.models import Parent, Photo, UuidKey
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "other"])]
 
@@ -188,6 +188,16 @@ def test_a_pause_is_shown_with_who_why_and_what_still_runs(
     assert "All models are paused by Grace" in text_of(looks.get(photos()))
     monkeypatch.setattr(translation._trans, "gettext", lambda text: text.replace("All", "Alle"))
     assert describe_pause(Switch.objects.get(scope=EVERY_MODEL)).startswith("Alle models are")
+
+
+def test_a_model_that_a_pause_of_its_parent_stops_is_resumed_there(boss: Client) -> None:
+    pause(Parent, by="eve")
+    page = boss.get(overview("testapp.child")).content.decode()
+    assert overview("testapp.child", "resume") not in page
+    assert f'Resume it on the page of <a href="{overview("testapp.parent")}">' in page
+    answer = perform(boss, overview("testapp.child", "resume"), {"reason": ""})
+    assert "claiming stays paused. testapp.Parent is paused by eve since" in said(answer)
+    assert "resumed" not in said(answer)
 
 
 def test_a_pause_waits_for_workers_and_not_for_people(looks: Client) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import django
+from django.apps import apps
 from django.contrib import messages
 from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
@@ -43,7 +44,7 @@ from django_taskclaim.monitoring.overview import workers
 from django_taskclaim.monitoring.server import in_time
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.switch import claimable_models
+from django_taskclaim.switch import claimable_models, describe_pause, paused_by, paused_model
 from django_taskclaim.templatetags.taskclaim import moment, number
 
 TEMPLATES = "admin/taskclaim/control_room"
@@ -155,15 +156,16 @@ class OverviewPage:
         return question.page(**page, back=self.url, crumbs=self.crumbs, site=self.site)
 
     def attempt(
-        self, request: HttpRequest, do: Callable[[], object], done: str
+        self, request: HttpRequest, do: Callable[[], str | None], done: str
     ) -> HttpResponseBase:
-        """Do something, say that it is *done* or what is wrong, and return to the page."""
+        """Do something, say that it is *done*, or what it warns of, or what is wrong, and return to the page."""
         try:
-            do()
+            warning = do()
         except (ValueError, Error, TaskClaimError) as error:
             messages.error(request, first_line(error))
         else:
-            messages.success(request, done)
+            say = messages.warning if warning else messages.success
+            say(request, warning or done)
         return redirect(self.url)
 
     def turn(self, request: HttpRequest, page: str) -> HttpResponseBase:
@@ -175,9 +177,18 @@ class OverviewPage:
         action, name = actions.PAUSE if off else actions.RESUME, self.name
         form = forms.PauseForm if off else forms.ReasonForm
         question = Question(request, form, allowed=True)
-        if question.answer is not None:
-            do = partial(audit.turn, self.model, off=off, by=request.user, **question.answer)
-            return self.attempt(request, do, f"{capfirst(name)}: {action.done}.")
+        if (answer := question.answer) is not None:
+
+            def turn() -> str | None:
+                audit.turn(self.model, off=off, by=request.user, **answer)
+                # The pause of all, or of its parent, stays.
+                pause = None if off or self.model is None else paused_by(self.model)
+                if pause is None:
+                    return None
+                text = _("%(name)s: claiming stays paused. %(pause)s.")
+                return text % {"name": capfirst(name), "pause": describe_pause(pause)}
+
+            return self.attempt(request, turn, f"{capfirst(name)}: {action.done}.")
         every = _("This is about all models, also about those that you do not see.")
         return self.ask(
             question,
@@ -257,11 +268,14 @@ class ModelPage(OverviewPage):
         known = snapshot.shared(request, place, read) if sees_all else read()
         seen = known.seen
         stored = seen.switch.overrides if seen else {}
+        paused = paused_model(seen.pause) if seen and seen.pause else None
         meta = self.model._meta
         return {
             **vars(known),
             **self.line(known),
             "overview_url": self.overview_url,
+            # Of the model itself or its parent; None where nothing or everything is paused.
+            "paused_page": paused and ModelPage(self.site, apps.get_model(paused)),
             "may_operate": self.may("operate", request),
             "may_delete": self.may("delete", request),
             "may_configure": self.may("configure", request),
