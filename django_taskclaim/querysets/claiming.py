@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import partial
 from inspect import getattr_static
 from operator import attrgetter
+from typing import Any
 
 from django.conf import settings
 from django.db import DatabaseError, OperationalError, models
@@ -28,7 +29,7 @@ from django_taskclaim.claim import (
     carried_claims,
     clock,
 )
-from django_taskclaim.columns import memoized
+from django_taskclaim.columns import claim_columns, memoized
 from django_taskclaim.contention import TROUBLE
 from django_taskclaim.db import SwitchIsOn
 from django_taskclaim.db.sql import Bound, ClaimedRow, ClaimStatement, Key
@@ -281,14 +282,37 @@ def _laid_out(
     return rows
 
 
-def bare(model: type[models.Model], claim: Claim) -> models.Model:
-    """Return an instance of the row that *claim* is of, which knows its key and carries the claim; it asks nothing.
+def bare(model: type[models.Model], claim: Claim, key: Any = None) -> models.Model:
+    """Return an instance of the row that *claim* is of, which knows its keys and carries the claim.
 
-    No code of the user's takes part in it.
+    No code of the user's takes part in it. *key* is the row's own, and may be left out; for a child of two parents the
+    database is then asked for it.
     """
-    (row,) = _laid_out(model, [], [()], [claim])
-    row.pk = claim.pk
+    path, names = claim_columns(model).key_path(model), key_names(model)
+    if path == "pk" or names == [path]:
+        key = claim.pk
+    elif key is None:
+        rows: Rows = models.QuerySet(model, using=claim.alias).filter(**{path: claim.pk})
+        key = rows.values_list("pk", flat=True).first()
+    (row,) = _laid_out(model, names, [key if len(names) > 1 else (key,)], [claim])
+    setattr(row, path, claim.pk)
     return row
+
+
+def loaded_key(row: models.Model) -> Any:
+    """Return the key that a claimed row was loaded with; saved as another row, the instance has that one's."""
+    own = row.__dict__
+    # A from_db() of the user's may keep nothing of it.
+    names, values, _ = own.get(LOADED, ((), (), UNCHANGED))
+    loaded = dict(zip(names, values, strict=False))
+    key = tuple(loaded.get(name, own.get(name)) for name in key_names(type(row)))
+    return key if len(key) > 1 else key[0]
+
+
+@memoized
+def key_names(model: type[models.Model]) -> list[str]:
+    """Return the attnames of the model's own key."""
+    return [field.attname for field in model._meta.pk_fields]
 
 
 # After an error

@@ -190,7 +190,8 @@ def refusals(
 def without_refused(queryset: Rows) -> Rows:
     """Return *queryset* without the rows that were refused lately."""
     found = refusals(queryset.model, queryset.db) if remembered else []
-    return queryset.exclude(pk__in=[one.key for one in found]) if found else queryset
+    path = claim_columns(queryset.model).key_path(queryset.model)
+    return queryset.exclude(**{f"{path}__in": [one.key for one in found]}) if found else queryset
 
 
 # Rows that nobody can read

@@ -21,6 +21,7 @@ from django_taskclaim.fields import AnyField, ClaimColumn
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import policy_for
+from django_taskclaim.querysets.claiming import loaded_key
 from django_taskclaim.querysets.completing import PREFIX, checked_results, writable
 from django_taskclaim.worker.records import logger, named
 
@@ -38,17 +39,24 @@ def of_answer(rows: Sequence[models.Model], answer: object) -> Said:
     not mentioned has failed. The handler of companions got their sources, and names those, or their keys.
     Raises TypeError for an answer that is nothing of the kind.
     """
-    said = {_key(one): _outcome(outcome) for one, outcome in _pairs(answer)}
+    by_key = {_own_key(row): _key(row) for row in rows}
+    said = {
+        _key(one) if isinstance(one, models.Model) else by_key.get(one): _outcome(outcome)
+        for one, outcome in _pairs(answer)
+    }
     return [said.get(_key(row), UNMENTIONED) for row in rows]
 
 
-def _key(given: object) -> object:
-    """Return the key by which an answer names a row: that of the row itself, or of a companion's source.
+def _own_key(row: models.Model) -> object:
+    """Return the key that an answer may name a row by: its own, as it was claimed, or its source's."""
+    return _key(row) if is_companion(type(row)) else loaded_key(row)
 
-    *given* is such a key, an instance that the handler got, or one that it has read itself.
+
+def _key(given: models.Model) -> object:
+    """Return what a row is known by here: the key of its claim, or of a companion's source.
+
+    *given* is an instance that the handler got, or one that it has read itself.
     """
-    if not isinstance(given, models.Model):
-        return given
     row = as_claimed(given)
     kind = type(row)
     if is_companion(kind):

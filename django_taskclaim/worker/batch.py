@@ -21,7 +21,7 @@ from django_taskclaim.exceptions import Permanent
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import SELF_FENCE, policy_for
-from django_taskclaim.querysets.claiming import bare
+from django_taskclaim.querysets.claiming import bare, loaded_key
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -196,7 +196,8 @@ class HeldRow:
         A bare one reads its columns as they are asked for.
         """
         if self.row.__dict__.get(ATTRIBUTE) is not self.claim:
-            self.row, self.remade = bare(type(self.row), self.claim), True
+            key = loaded_key(self.row)
+            self.row, self.remade = bare(type(self.row), self.claim, key), True
         return self.row
 
     def without_results(self) -> Permanent | None:

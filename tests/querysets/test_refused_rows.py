@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, transaction
 
+from django_taskclaim.claim import carried_claim
+from django_taskclaim.querysets.claiming import bare
 from tests.factories import make
 from tests.meanwhile import column_away
 from tests.querysets.refusing import FROZEN, SAID, WAYS, refused
-from tests.querysets.support import facts, keys
-from tests.testapp.models import Photo
+from tests.querysets.support import facts, keys, quoted
+from tests.testapp.models import Photo, ReservedWords
+from tests.testapp.odd_models import TwoParents
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.promise(10)]
 
@@ -93,6 +96,14 @@ def test_many_refused_rows_cost_no_claim_the_others_among_them() -> None:
     made = photos(40, *range(0, 40, 2))
     with refused(Photo):
         assert keys(Photo.objects.claim_batch(20))[:9] == made[1:18:2]
+
+
+def test_a_row_is_left_out_by_the_key_of_its_claim_and_no_other_row_with_it() -> None:
+    make(TwoParents, 3, id=lambda n: n + 101, key=lambda n: n + 103)
+    with refused(ReservedWords, when=f"OLD.{quoted('key')} = 103"):
+        assert keys(TwoParents.objects.claim_batch(1)) == [102]
+        (row,) = TwoParents.objects.claim_batch(2)
+    assert bare(TwoParents, carried_claim(row)) == row
 
 
 def test_a_renewal_extends_all_others(caplog: Any) -> None:

@@ -13,7 +13,7 @@ from django.db.models.functions import Concat
 
 from django_taskclaim.models import TaskMixin
 from django_taskclaim.querysets import ClaimManager
-from tests.testapp.models import Author, Child, Payload, UuidKey, VisibleManager
+from tests.testapp.models import Author, Child, Payload, ReservedWords, UuidKey, VisibleManager
 
 
 class ShoutedField(models.CharField):
@@ -138,6 +138,10 @@ class GrandChild(Child):
 class GrandChildProxy(GrandChild):
     class Meta:
         proxy = True
+
+
+class TwoParents(Author, ReservedWords):
+    """Its own key is that of one parent, and its claim goes by that of the other."""
 
 
 class HiddenFromAll(TaskMixin, Payload):

@@ -17,7 +17,9 @@ from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
 from tests.factories import make
+from tests.querysets.support import keys
 from tests.testapp.models import Child, Effect, Job, Ledger, Parent, Photo
+from tests.testapp.odd_models import TwoParents
 from tests.worker.conftest import Start, Worker, jobs, states, wait_until
 
 ONE_TRY = {"TASKCLAIM_TEST_ATTEMPTS": "1"}
@@ -60,6 +62,15 @@ def test_a_batch_answers_by_rows_that_it_has_read_from_the_table_of_the_claim(
     make(Child, 2)
     assert work(Child, lambda rows: Parent.objects.all(), batch=True, max_attempts=1) == 0
     assert Child.objects.filter(status="complete").count() == 2
+
+
+def test_a_batch_answers_by_the_keys_of_rows_also_where_their_claims_have_others(
+    work: Callable[..., int],
+) -> None:
+    make(TwoParents, 3, id=lambda n: n + 101, key=lambda n: n + 103)
+    answer = {101: None, 102: None, 103: ValueError("not this one")}
+    assert work(TwoParents, lambda rows: answer, batch=True, max_attempts=1) == 0
+    assert keys(TwoParents.objects.failed()) == [103]
 
 
 @pytest.mark.once
