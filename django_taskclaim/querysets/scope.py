@@ -16,9 +16,10 @@ from typing import Any, Final, TypeVar, cast
 from django.db import DatabaseError, Error, OperationalError, connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
+from django.db.models.expressions import Col
 from django.db.models.query import ModelIterable
 
-from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns
+from django_taskclaim.columns import ClaimColumns, KeyColumns, claim_columns, memoized
 from django_taskclaim.connecting import drop_broken
 from django_taskclaim.contention import WAITS_ONCE, is_contention, is_refusal, retry_on_contention
 from django_taskclaim.db import DatabaseNow, dialect_for
@@ -241,6 +242,7 @@ def is_plain(queryset: Rows, target: ClaimTarget) -> bool:
     return (
         target.is_owner
         and not target.columns.owner._meta.parents
+        and reads_plain_columns(target.columns.owner)
         and queryset._iterable_class is ModelIterable
         and not query.select_related
         and not query.annotations
@@ -250,6 +252,15 @@ def is_plain(queryset: Rows, target: ClaimTarget) -> bool:
         # Django 6.1 sets the fetch mode on the rows that it reads.
         and getattr(queryset, "_fetch_mode", FETCH_ONE) is FETCH_ONE
     )
+
+
+@memoized
+def reads_plain_columns(model: type[models.Model]) -> bool:
+    """Say whether Django reads the columns of *model* as they are; some of GeoDjango's it reads by an expression."""
+    fields = model._meta.concrete_fields
+    columns: list[Any] = [field.get_col(model._meta.db_table) for field in fields]
+    as_it_is = models.Field.select_format
+    return all(type(c) is Col and type(c.output_field).select_format is as_it_is for c in columns)
 
 
 # How statements are sent

@@ -21,6 +21,7 @@ from tests.querysets.models import (
     Label,
     Labelled,
     OneToOneKey,
+    Parcel,
     UuidLinks,
 )
 from tests.querysets.support import NoQueries, facts, fresh, keys, names
@@ -209,7 +210,7 @@ def test_joins_and_prefetches_are_honoured(django_assert_num_queries: NoQueries)
         assert [row.found for row in labelled] == [[label], []]
 
 
-@pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
+@pytest.mark.parametrize("model", [Photo, Child, CompositeKey, Parcel])
 def test_a_claimed_instance_holds_what_a_loaded_one_does(
     model: Any, django_assert_num_queries: NoQueries
 ) -> None:

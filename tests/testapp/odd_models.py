@@ -156,9 +156,17 @@ class HiddenFromAll(TaskMixin, Payload):
         base_manager_name = "objects"
 
 
+class WhisperedField(models.CharField):
+    """Is read by an expression, as the fields of GeoDjango and encrypted ones are."""
+
+    def select_format(self, compiler: Any, sql: str, params: Any) -> Any:
+        return f"LOWER({sql})", params
+
+
 class Parcel(TaskMixin, Payload):
     """Other rows look at it, so that deleting it concerns them."""
 
+    sender = WhisperedField(max_length=50, default="ADA")
     weight = models.DecimalField(max_digits=6, decimal_places=2, default=1)
     facts = models.JSONField(null=True)
 
