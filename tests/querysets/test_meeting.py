@@ -196,6 +196,8 @@ def test_under_repeatable_read_claims_meet_and_losses_are_found(strategy: str) -
     with transaction.atomic():
         assert Photo.objects.get(pk=row.pk).status == "processing"
         elsewhere(lambda: Photo.objects.reset(running=True)).result(DEADLINE)
+        with pytest.raises(RuntimeError, match="READ COMMITTED"):
+            Photo.objects.claim_batch(1, claimed_by="me", include_held=True, durable=False)
         # PostgreSQL refuses to look past an old snapshot: there the caller's transaction must be repeated.
         kind = OperationalError if connection.vendor == "postgresql" else ClaimLost
         with pytest.raises(kind):
