@@ -45,7 +45,7 @@ def start_over() -> None:
     _numbers = itertools.count(1)
 
 
-def make(model: type[models.Model], n: int = 1, **values: Any) -> list[Any]:
+def make(model: type[models.Model], n: int = 1, /, **values: Any) -> list[Any]:
     """Create *n* open rows of *model* and return them in the order of their keys, as far as keys have one.
 
     *values* are given to every row; a callable is called with 0 … n-1 for each row's own value. Like

@@ -62,8 +62,9 @@ class KeyLimit:
     def full(self, target: ClaimTarget) -> Q:
         """Match rows of keys that have as many rows processing as they may."""
         running = _running(target).filter(**{f"{self.name}__isnull": False})
-        counts = running.values(self.name).annotate(n=Count("*"))
-        return Q(**{f"{self.name}__in": counts.filter(n__gte=self.most).values(self.name)})
+        counts = running.values(self.name).annotate(taskclaim_running=Count("*"))
+        full = counts.filter(taskclaim_running__gte=self.most)
+        return Q(**{f"{self.name}__in": full.values(self.name)})
 
     def keeps_back(self, target: ClaimTarget) -> Q:
         """Match rows of keys of which no row may be claimed, or with an order perhaps none."""

@@ -167,6 +167,8 @@ class Parcel(TaskMixin, Payload):
     """Other rows look at it, so that deleting it concerns them."""
 
     sender = WhisperedField(max_length=50, default="ADA")
+    #: The name of many an annotation.
+    n = models.IntegerField(default=0)
     weight = models.DecimalField(max_digits=6, decimal_places=2, default=1)
     facts = models.JSONField(null=True)
 
