@@ -70,7 +70,10 @@ class KeyColumns:
             return "pk"
         link = model._meta.get_ancestor_link(self.owner)
         assert link is not None, f"{model} inherits from {self.owner}, so it has a link to it"
-        return link.attname
+        parent: type[models.Model] = link.remote_field.model
+        # The key of a parent that has two parents itself may be that of the other one.
+        beyond = self.key_path(parent)
+        return link.attname if beyond in ("pk", parent._meta.pk.attname) else beyond
 
     def key_of(self, row: models.Model) -> Any:
         """Return the key of the row on the owner's table."""

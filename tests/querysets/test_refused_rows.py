@@ -14,7 +14,7 @@ from tests.meanwhile import column_away
 from tests.querysets.refusing import FROZEN, SAID, WAYS, refused
 from tests.querysets.support import facts, keys, quoted
 from tests.testapp.models import Photo, ReservedWords
-from tests.testapp.odd_models import TwoParents
+from tests.testapp.odd_models import ChildOfTwo, TwoParents
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.promise(10)]
 
@@ -98,12 +98,13 @@ def test_many_refused_rows_cost_no_claim_the_others_among_them() -> None:
         assert keys(Photo.objects.claim_batch(20))[:9] == made[1:18:2]
 
 
-def test_a_row_is_left_out_by_the_key_of_its_claim_and_no_other_row_with_it() -> None:
-    make(TwoParents, 3, id=lambda n: n + 101, key=lambda n: n + 103)
+@pytest.mark.parametrize("model", [TwoParents, ChildOfTwo])
+def test_a_row_is_left_out_by_the_key_of_its_claim_and_no_other_row_with_it(model: Any) -> None:
+    make(model, 3, id=lambda n: n + 101, key=lambda n: n + 103)
     with refused(ReservedWords, when=f"OLD.{quoted('key')} = 103"):
-        assert keys(TwoParents.objects.claim_batch(1)) == [102]
-        (row,) = TwoParents.objects.claim_batch(2)
-    assert bare(TwoParents, carried_claim(row)) == row
+        assert keys(model.objects.claim_batch(1)) == [102]
+        (row,) = model.objects.claim_batch(2)
+    assert bare(model, carried_claim(row)) == row
 
 
 def test_a_renewal_extends_all_others(caplog: Any) -> None:

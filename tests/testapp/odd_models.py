@@ -144,6 +144,10 @@ class TwoParents(Author, ReservedWords):
     """Its own key is that of one parent, and its claim goes by that of the other."""
 
 
+class ChildOfTwo(TwoParents):
+    pass
+
+
 class HiddenFromAll(TaskMixin, Payload):
     """Not even its base manager shows all of its rows."""
 
