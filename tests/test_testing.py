@@ -1,7 +1,6 @@
 """``run_due``: what a worker does, on the test's own connection, inside ``TestCase`` and outside."""
 
 import asyncio
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -10,11 +9,10 @@ from asgiref.sync import sync_to_async
 from django.db import Error, IntegrityError, connection, connections, transaction
 from django.test import TestCase
 
-from django_taskclaim import handler
 from django_taskclaim.exceptions import RetryLater
-from django_taskclaim.handlers import unregister
 from django_taskclaim.switch import pause
 from django_taskclaim.testing import Ran, arun_due, run_due
+from tests.doctor.support import handling
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
 from tests.testapp.models import (
@@ -33,13 +31,6 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 
 def jobs(*acts: str) -> list[Job]:
     return [Job.objects.create(act=act) for act in acts]
-
-
-@pytest.fixture
-def register() -> Iterator[Callable[..., Any]]:
-    """Give Photo a handler for one test."""
-    yield lambda **options: handler(Photo, **options)
-    unregister(Photo)
 
 
 class InATestCase(TestCase):
@@ -124,17 +115,15 @@ def test_a_spoiled_transaction_spoils_neither_the_test_nor_other_rows(act: str) 
     assert connection.in_atomic_block
 
 
-def test_an_error_swallowed_on_one_database_undoes_nothing_on_another(
-    register: Callable[..., Any],
-) -> None:
-    @register()
+def test_an_error_swallowed_on_one_database_undoes_nothing_on_another() -> None:
     def do(photo: Photo) -> None:
         Effect.objects.create(key="kept")
         with suppress(Error), connections["other"].cursor() as cursor:
             cursor.execute("SELECT 1 FROM nowhere")
 
     make(Photo, 1)
-    assert (run_due(Photo), Effect.objects.count()) == (Ran(completed=1), 1)
+    with handling(Photo, do):
+        assert (run_due(Photo), Effect.objects.count()) == (Ran(completed=1), 1)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -142,40 +131,38 @@ def test_an_error_swallowed_on_one_database_undoes_nothing_on_another(
     not connection.features.can_defer_constraint_checks, reason="needs constraints of a COMMIT"
 )
 @pytest.mark.parametrize(("rows", "retrying", "released"), [(1, 1, 0), (2, 0, 2)])
-def test_the_error_of_a_commit_is_returned(
-    register: Callable[..., Any], rows: int, retrying: int, released: int
-) -> None:
+def test_the_error_of_a_commit_is_returned(rows: int, retrying: int, released: int) -> None:
     """A foreign key is looked at when the transaction of an atomic batch commits."""
 
-    @register(batch=True, atomic=True)
     def refer(photos: list[Photo]) -> None:
         OrderedByForeignKey.objects.create(author_id=404)
 
     make(Photo, rows)
-    ran = run_due(Photo)
+    with handling(Photo, refer, batch=True, atomic=True):
+        ran = run_due(Photo)
     assert [type(error) for error in ran.errors] == [IntegrityError] * rows
     assert (ran.retrying, ran.released) == (retrying, released)
 
 
-def test_each_row_runs_once_a_call_within_limit_and_pause(register: Callable[..., Any]) -> None:
-    @register(completion="clear", batch_size=1)
+def test_each_row_runs_once_a_call_within_limit_and_pause() -> None:
     def do(photo: Photo) -> None:
         if photo.country:
             raise RetryLater(0)
 
     make(Photo, 3, country=lambda i: "NZ" if i == 2 else "")
-    for _ in range(2):
-        assert run_due(Photo) == Ran(completed=2, released=1)
-    assert run_due(Photo, limit=2).total == 2
-    pause(Photo, using="default")
-    assert run_due(Photo).total == 0
+    with handling(Photo, do, completion="clear", batch_size=1):
+        for _ in range(2):
+            assert run_due(Photo) == Ran(completed=2, released=1)
+        assert run_due(Photo, limit=2).total == 2
+        pause(Photo, using="default")
+        assert run_due(Photo).total == 0
 
 
-def test_a_failure_of_the_test_ends_it(register: Callable[..., Any]) -> None:
+def test_a_failure_of_the_test_ends_it() -> None:
     """A missing handler is one; ``pytest.fail`` in a handler does not become a failed row."""
     with pytest.raises(LookupError, match="has no handler"):
         run_due(Photo)
-    register()(lambda photo: pytest.fail("the handler was called"))
     make(Photo, 1)
-    with pytest.raises(pytest.fail.Exception, match="was called"):
+    called = lambda photo: pytest.fail("the handler was called")  # noqa: E731
+    with handling(Photo, called), pytest.raises(pytest.fail.Exception, match="was called"):
         run_due(Photo)

@@ -1,7 +1,6 @@
 """The checks of handlers: their options, the order of a series, and what a completion policy needs."""
 
 import re
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -12,32 +11,17 @@ from django.db import connection
 from django_taskclaim import checks
 from django_taskclaim.completion import Archive, Clear
 from django_taskclaim.exceptions import ClaimColumnError
-from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.models import TaskMixin
 from tests.checks.support import ids, text
+from tests.doctor.support import handling
 from tests.querysets.models import ChildArchive, Parcel, ParcelArchive
 from tests.testapp.models import Child, ClaimOnly, Parent, Photo
 
-Find = Callable[..., list[CheckMessage]]
 
-
-@pytest.fixture
-def find() -> Iterator[Find]:
+def find(model: Any, **options: Any) -> list[CheckMessage]:
     """Return what the registered checks say of a model with a handler of these options."""
-    handled: list[Any] = []
-
-    def look(model: Any, **options: Any) -> list[CheckMessage]:
-        def work(row: Any) -> None:
-            """Nothing."""
-
-        unregister(model)
-        handled.append(model)
-        handler(model, **options)(work)
+    with handling(model, **options):
         return run_checks(tags=[checks.TAG])
-
-    yield look
-    for model in handled:
-        unregister(model)
 
 
 ONE_WRITER = ["W009"] * (connection.vendor == "sqlite")
@@ -56,7 +40,7 @@ UNFINISHED = Photo.objects.filter(width=None)
         (Photo, {"serial_by": "country"}, []),
     ],
 )
-def test_options(find: Find, model: Any, options: dict[str, Any], expected: list[str]) -> None:
+def test_options(model: Any, options: dict[str, Any], expected: list[str]) -> None:
     assert ids(find(model, **options)) == expected
 
 
@@ -78,7 +62,7 @@ def test_options(find: Find, model: Any, options: dict[str, Any], expected: list
     ],
 )
 def test_what_could_be_neither_claimed_nor_written_is_refused_at_once(
-    find: Find, options: dict[str, Any], said: str
+    options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises((TypeError, ValueError, ClaimColumnError), match=re.escape(said)):
         find(**{"model": Photo, **options})
@@ -105,9 +89,7 @@ def test_an_archive_is_a_model_on_one_table(to: Any) -> None:
         (Parcel, Archive(ChildArchive), ["W051"], "lacks weight"),
     ],
 )
-def test_completion(
-    find: Find, model: Any, completion: Any, expected: list[str], part: str
-) -> None:
+def test_completion(model: Any, completion: Any, expected: list[str], part: str) -> None:
     messages = find(model, completion=completion)
     assert ids(messages) == expected
     assert part in text(messages)

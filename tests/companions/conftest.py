@@ -1,12 +1,9 @@
 """Sources of every kind, and what is made of them."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from django_taskclaim import handler
-from django_taskclaim.handlers import unregister
 from tests.companions.app.models import (
     FarPage,
     FarTask,
@@ -48,10 +45,3 @@ def claimed_pages(n: int, model: Any = PageTask) -> list[Any]:
 def companion(request: pytest.FixtureRequest) -> Any:
     """Each kind of link in turn: to a text key, as the own key, to a composite key, to another database."""
     return request.param
-
-
-@pytest.fixture
-def handled() -> Iterator[Callable[..., None]]:
-    """Make a function the handler of TaskAudit, which has none."""
-    yield lambda function, **options: handler(TaskAudit, **options)(function)
-    unregister(TaskAudit)

@@ -1,7 +1,6 @@
 """What a companion's handler gets, and where its results go."""
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,13 +14,12 @@ from django_taskclaim.signals import rows_claimed
 from django_taskclaim.testing import run_due
 from tests.companions.app.models import FarPage, FarTask, Page, PageCheck, PageTask, Task, TaskAudit
 from tests.companions.conftest import claimed_pages, make_sources
+from tests.doctor.support import handling
 from tests.meanwhile import connected
 from tests.querysets.support import elsewhere, execute, lose, wait_for
 from tests.ranges.conftest import drain
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
-
-Handled = Callable[..., None]
 
 
 def audits(n: int) -> None:
@@ -35,7 +33,7 @@ def audits(n: int) -> None:
 
 
 @pytest.mark.promise(3)
-def test_the_source_carries_the_claim_of_its_companion(handled: Handled) -> None:
+def test_the_source_carries_the_claim_of_its_companion() -> None:
     """Also where the source is claimable itself: its own claim is another one."""
     audits(1)
     (own,) = Task.objects.claim_batch(1)
@@ -49,8 +47,8 @@ def test_the_source_carries_the_claim_of_its_companion(handled: Handled) -> None
         task.claim.renew(60)
         task.complete()
 
-    handled(look)
-    run_due(TaskAudit)
+    with handling(TaskAudit, look):
+        run_due(TaskAudit)
     assert seen == [(Task, own.pk, True)]
     assert TaskAudit.objects.get().status == "complete"
     assert own.claim.check()
@@ -67,22 +65,27 @@ def test_the_sources_of_a_batch_are_loaded_in_one_query_from_their_database() ->
         FarTask.objects.complete(rows, update_fields=["source__title"])
 
 
-def test_a_batch_handler_answers_by_the_keys_of_its_sources(handled: Handled) -> None:
+def test_a_batch_handler_answers_by_the_keys_of_its_sources() -> None:
     """A key of a source is not taken for a companion's."""
     audits(2)
     keys = list(Task.objects.order_by("pk").values_list("pk", flat=True))
-    handled(lambda tasks: {keys[0]: None, keys[1]: ValueError("bad")}, batch=True, max_attempts=1)
-    run_due(TaskAudit)
+    answer = {keys[0]: None, keys[1]: ValueError("bad")}
+    with handling(TaskAudit, lambda tasks: answer, batch=True, max_attempts=1):
+        run_due(TaskAudit)
     states = dict(TaskAudit.objects.values_list("source", "status"))
     assert states == {keys[0]: "complete", keys[1]: "failed"}
 
 
-def test_the_key_of_a_companion_is_not_taken_for_that_of_a_source(handled: Handled) -> None:
+def test_the_key_of_a_companion_is_not_taken_for_that_of_a_source() -> None:
     one, two = Task.objects.create(), Task.objects.create()
     for source, key in ((one, two.pk), (two, one.pk)):
         TaskAudit.objects.create(pk=key, source=source, only=str(key))
-    handled(lambda tasks: [TaskAudit.objects.get(source=one)], batch=True, max_attempts=1)
-    run_due(TaskAudit)
+
+    def answer(tasks: list[Task]) -> list[TaskAudit]:
+        return [TaskAudit.objects.get(source=one)]
+
+    with handling(TaskAudit, answer, batch=True, max_attempts=1):
+        run_due(TaskAudit)
     assert TaskAudit.objects.failed().get().source == two
 
 

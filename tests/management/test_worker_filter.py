@@ -1,14 +1,13 @@
 """``claimworker --filter``: what it selects, and what it refuses before anything starts."""
 
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.core.management import call_command
 
-from django_taskclaim.handlers import handler, unregister
 from tests.commands import refused
+from tests.doctor.support import handling
 from tests.testapp.models import (
     Author,
     Child,
@@ -23,31 +22,17 @@ from tests.testapp.models import (
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
-Work = Callable[..., list[Any]]
 
-MODELS: list[Any] = [Photo, Child, CompositeKey, HiddenRows, OrderedByForeignKey, Parent]
-MODELS += [PrefixedOwnStatus, UuidKey]
-
-
-@pytest.fixture
-def work() -> Iterator[Work]:
-    """Return what runs a worker with filters, and returns the rows that its handler was given."""
+def work(model: Any, *filters: str) -> list[Any]:
+    """Run a worker with filters, and return the rows that its handler was given."""
     seen: list[Any] = []
-    for model in MODELS:
-        handler(model)(seen.append)
-
-    def run(model: Any, *filters: str) -> list[Any]:
-        seen.clear()
-        words = [word for text in filters for word in ("--filter", text)]
+    words = [word for text in filters for word in ("--filter", text)]
+    with handling(model, seen.append):
         call_command("claimworker", model._meta.label, "--in-process", "--drain", *words)
-        return [*seen]
-
-    yield run
-    for model in MODELS:
-        unregister(model)
+    return seen
 
 
-def test_only_rows_that_match_every_filter_are_claimed(work: Work) -> None:
+def test_only_rows_that_match_every_filter_are_claimed() -> None:
     """Column and lookup convert the value; an empty value is text, a list is divided at its commas."""
     selections: list[tuple[tuple[str, ...], set[int]]] = [
         (("country=",), {3}),
@@ -74,7 +59,7 @@ def photos() -> list[Photo]:
     ]
 
 
-def test_other_tables_and_other_keys_are_looked_at(work: Work) -> None:
+def test_other_tables_and_other_keys_are_looked_at() -> None:
     """A row beyond a link, inherited tables from both sides, a UUID, part of a composite key, a boolean."""
     ann, bob = (Author.objects.create(name=name) for name in ("Ann", "Bob"))
     by_ann, by_bob, by_nobody = [
@@ -112,10 +97,10 @@ REFUSED: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.once
-@pytest.mark.usefixtures("work")
 def test_what_makes_no_sense_is_one_sentence() -> None:
     for model, text, named in REFUSED:
-        code, message = refused("claimworker", model._meta.label, "--filter", text)
+        with handling(model):
+            code, message = refused("claimworker", model._meta.label, "--filter", text)
         assert (code, message.count("\n")) == (2, 0)
         assert text in message
         assert named in message

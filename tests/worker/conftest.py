@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from django_taskclaim.handlers import Handler, handler, unregister
+from django_taskclaim.handlers import Handler
 from django_taskclaim.worker.counters import Counters
 from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.writer import Writer
 from tests import jsonlog
+from tests.doctor.support import handling
 from tests.freezing import processes, worker_children
 from tests.testapp.models import Job
 
@@ -137,25 +138,21 @@ def start_worker(process_env: dict[str, str], tmp_path: Path) -> Iterator[Callab
 
 
 @pytest.fixture
-def work(transactional_db: None, settings: Any) -> Iterator[Callable[..., int]]:
+def work(transactional_db: None, settings: Any) -> Callable[..., int]:
     """Run a worker in this process until *model* is drained, with *function* as its handler."""
     settings.TASKCLAIM = {"REAPER_INTERVAL": 0.5}
-    registered: list[Any] = []
 
     def run(model: Any, function: Callable[[Any], Any], *words: str, **how: Any) -> int:
         """Return the exit code; *how* are the handler's options."""
-        handler(model, **how)(function)
-        registered.append(model)
-        label = model._meta.label
+        options = ("--in-process", "--drain", "--poll", "0.2", *words)
         try:
-            call_command("claimworker", label, "--in-process", "--drain", "--poll", "0.2", *words)
+            with handling(model, function, **how):
+                call_command("claimworker", model._meta.label, *options)
         except SystemExit as end:
             return int(end.code or 0)
         return 0
 
-    yield run
-    for model in registered:
-        unregister(model)
+    return run
 
 
 def writer_of(model: Any) -> tuple[Writer, InFlight, Handler]:

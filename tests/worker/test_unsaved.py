@@ -1,18 +1,19 @@
 """What a handler sets on its row although nothing writes it: the worker says so, once."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from django_taskclaim import handler
-from django_taskclaim.handlers import unregister
 from django_taskclaim.testing import run_due
+from tests.doctor.support import handling
 from tests.factories import make
 from tests.querysets.models import EveryField
 from tests.testapp.models import Photo
+
+pytestmark = pytest.mark.django_db
 
 Said = Callable[[], list[tuple[str, list[str]]]]
 
@@ -32,19 +33,6 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
 
     caplog.set_level(logging.INFO, "django_taskclaim")
     return take
-
-
-@pytest.fixture
-def register(db: None) -> Iterator[Callable[..., Any]]:
-    """Give a model a handler for one test."""
-
-    def with_options(model: Any, function: Any, **options: Any) -> None:
-        unregister(model)
-        handler(model, **{"backoff": lambda failures: 0} | options)(function)
-
-    yield with_options
-    unregister(Photo)
-    unregister(EveryField)
 
 
 def set_width(photo: Any) -> None:
@@ -71,13 +59,13 @@ FORMS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.once
 @pytest.mark.parametrize("form", FORMS)
 def test_a_column_that_nothing_writes_is_named_once(
-    form: str, register: Any, said: Said, caplog: pytest.LogCaptureFixture
+    form: str, said: Said, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The rows are complete all the same, and the record tells what to do."""
     function, options = FORMS[form]
-    register(Photo, function, update_fields=["note"], **options)
     first, *_ = make(Photo, 3)
-    assert run_due(Photo).completed == 3
+    with handling(Photo, function, update_fields=["note"], **options):
+        assert run_due(Photo).completed == 3
     assert set(Photo.objects.values_list("width", "note")) == {(None, "seen")}
     (message,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert 'update_fields=["note", "width"]' in message
@@ -87,12 +75,12 @@ def test_a_column_that_nothing_writes_is_named_once(
 
 
 @pytest.mark.once
-def test_a_comparison_that_breaks_changes_no_outcome(register: Any, monkeypatch: Any) -> None:
+def test_a_comparison_that_breaks_changes_no_outcome(monkeypatch: Any) -> None:
     """The columns of users read their values by code of the users."""
-    register(Photo, set_width, atomic=True, timeout=5)
     make(Photo)
     monkeypatch.setattr("django_taskclaim.worker.answers.models.QuerySet.values", int)
-    assert run_due(Photo).completed == 1
+    with handling(Photo, set_width, atomic=True, timeout=5):
+        assert run_due(Photo).completed == 1
 
 
 def write_by_queryset(row: Any) -> None:
@@ -122,11 +110,9 @@ WRITES = [write_by_queryset, save_some, save_all, write_what_it_is]
 @pytest.mark.parametrize(
     ("write", "atomic"), [*((write, False) for write in WRITES), (save_all, True)]
 )
-def test_what_the_handler_writes_itself_is_not_lost(
-    write: Any, atomic: bool, register: Any, said: Said
-) -> None:
-    register(EveryField, write, atomic=atomic, timeout=5)
+def test_what_the_handler_writes_itself_is_not_lost(write: Any, atomic: bool, said: Said) -> None:
     for _ in range(3):
         EveryField.objects.create(document="a", big=7, amount="1.500")
-    assert run_due(EveryField).completed == 3
+    with handling(EveryField, write, atomic=atomic, timeout=5):
+        assert run_due(EveryField).completed == 3
     assert said() == []
