@@ -10,23 +10,13 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
+from tests.waiting import wait_until
 
 LEASE = 1.0
 FIELDS = ["signed_by", "signed_iteration"]
-
-
-def wait_for(state: Callable[[], T], seconds: float = 60) -> T:
-    """Return what *state* returns as soon as that is true."""
-    end = time.monotonic() + seconds
-    while not (found := state()):
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.02)
-    return found
 
 
 # What the process does with its row
@@ -57,7 +47,7 @@ def claim(key: int) -> Any:
     """Claim the row, as soon as it can be."""
     from tests.chaos.app.models import Work
 
-    (row,) = wait_for(lambda: Work.objects.filter(pk=key).claim_batch(1, lease=LEASE))
+    (row,) = wait_until(lambda: Work.objects.filter(pk=key).claim_batch(1, lease=LEASE))
     return row
 
 

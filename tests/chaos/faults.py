@@ -17,6 +17,7 @@ from tests.chaos.app.models import Resource, Work
 from tests.chaos.crew import Worker, is_running
 from tests.chaos.history import act, harm, leave, orphans
 from tests.sessions import end_session, other_sessions
+from tests.waiting import looked_for
 
 if TYPE_CHECKING:
     from tests.chaos.run import Run
@@ -197,11 +198,8 @@ def silence(run: "Run") -> None:
     seconds = run.rng.uniform(1.2, 3.0) * run.plan.lease
     # Somebody works on a claim from before the silence to after it.
     sleeper = Work.objects.create(act=f"sleep:{seconds + 1}", priority=1)
-    end = time.monotonic() + 30
-    while not Work.objects.filter(pk=sleeper.pk, status="processing").exists():
-        if time.monotonic() > end:
-            raise LookupError("nobody is fit for this now")
-        time.sleep(0.05)
+    if not looked_for(Work.objects.filter(pk=sleeper.pk, status="processing").exists, 30):
+        raise LookupError("nobody is fit for this now")
     with act("silence"):
         with silent(run):
             time.sleep(seconds)

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from tests.chaos.app.models import Effect, Work
-from tests.chaos.cycles import FIELDS, LEASE, claim, wait_for, work
+from tests.chaos.cycles import FIELDS, LEASE, claim, work
 from tests.chaos.oracle import Rules, offences
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.usefixtures("watched"), pytest.mark.long]
 
@@ -52,7 +53,7 @@ def kill_at_every_boundary(env: dict[str, str], cycle: str) -> int:
 
 def finish_what_is_left() -> None:
     """Let the leases of the dead run out, and do every row that is not done, as a healthy worker would."""
-    wait_for(
+    wait_until(
         lambda: Work.objects.expired().count() == Work.objects.filter(status="processing").count()
     )
     Work.objects.release_expired()

@@ -1,17 +1,18 @@
 """What the tests of behaviour ask of a database beside the verbs: rows as stored, other sessions, threads."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from django.db import connection, connections, models
+from django.db import connection, connections, models, transaction
 from django.utils import timezone
 
 from tests.factories import DIFFERENT
+from tests.waiting import wait_until
 
 #: Seconds after which a state that is awaited will not come any more, however busy the machine is.
 DEADLINE = 120
@@ -215,13 +216,8 @@ class Rival:
         self.connection.close()
 
 
-def wait_for(state: Callable[[], Any], every: float = 0.01) -> Any:
-    """Return what *state* says as soon as that is true; fail after the deadline."""
-    end = time.monotonic() + DEADLINE
-    while not (answer := state()):
-        assert time.monotonic() < end, "the state awaited did not come"
-        time.sleep(every)
-    return answer
+#: For what comes within milliseconds.
+wait_for = partial(wait_until, seconds=DEADLINE, every=0.01)
 
 
 def elsewhere(function: Callable[..., Any], *args: Any) -> "Future[Any]":
@@ -258,10 +254,13 @@ def at_once(*functions: Callable[[], Any], seconds: float = DEADLINE * 3) -> lis
 
 
 @contextmanager
-def held_open(function: Callable[[], Any]) -> Iterator[Any]:
-    """Run *function* in a transaction of another session that stays open for the length of the block."""
-    from django.db import transaction
+def held_open(
+    function: Callable[[], Any], then: Callable[[], Any] = lambda: transaction.set_rollback(True)
+) -> Iterator[Any]:
+    """Run *function* in a transaction of another session that stays open for the length of the block.
 
+    *then* comes before its commit; by default that is a rollback instead.
+    """
     done: Future[Any] = Future()
     leave = threading.Event()
 
@@ -270,10 +269,11 @@ def held_open(function: Callable[[], Any]) -> Iterator[Any]:
             with transaction.atomic():
                 done.set_result(function())
                 leave.wait(DEADLINE * 3)
-                transaction.set_rollback(True)
+                then()
         except BaseException as error:
-            if not done.done():
-                done.set_exception(error)
+            if done.done():
+                raise
+            done.set_exception(error)
 
     session = elsewhere(run)
     try:

@@ -3,15 +3,20 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
 
 from tests.commands import run
-from tests.querysets.support import DEADLINE, clock, elsewhere, execute, set_raw, value_of, wait_for
+from tests.querysets.support import (
+    DEADLINE,
+    clock,
+    elsewhere,
+    execute,
+    held_open,
+    set_raw,
+    value_of,
+)
 from tests.ranges.conftest import drain, work_through
 from tests.testapp.models import IntRange, IntSource, LogRange, LogSource
 from tests.worker.conftest import Start, start_worker, wait_until
@@ -22,27 +27,6 @@ postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="it na
 one_writer = pytest.mark.skipif(
     connection.vendor == "sqlite", reason="nobody commits late where there is one writer"
 )
-
-
-@contextmanager
-def late(first: Callable[[], Any], then: Callable[[], Any] = lambda: None) -> Iterator[None]:
-    """Do *first* in a transaction of another session that stays open, and *then* before it commits after the block."""
-    begun, end = threading.Event(), threading.Event()
-
-    def run() -> None:
-        with transaction.atomic():
-            first()
-            begun.set()
-            assert end.wait(DEADLINE)
-            then()
-
-    session = elsewhere(run)
-    assert begun.wait(DEADLINE) or session.result(0)
-    try:
-        yield
-    finally:
-        end.set()
-        session.result(DEADLINE)
 
 
 def log(*keys: int) -> None:
@@ -65,7 +49,7 @@ def all_done() -> bool:
 @pytest.mark.django_db(transaction=True)
 def test_a_row_committed_late_is_not_passed_over() -> None:
     """The range that it lies in is planned by then, and waits for it."""
-    with late(lambda: log(3)):
+    with held_open(lambda: log(3), then=lambda: None):
         log(1, 5)
         assert work_off() == 0
         assert LogRange.objects.get().status == "open"
@@ -73,7 +57,7 @@ def test_a_row_committed_late_is_not_passed_over() -> None:
             # Elsewhere it is due at a moment that can be told.
             said = run("claimstatus", "testapp.LogRange")
             assert "1 range not due yet: transactions" in said
-    wait_for(all_done, every=0.1)
+    wait_until(all_done, every=0.1)
     assert sorted(LogSource.objects.values_list("pk", flat=True)) == [1, 3, 5]
     assert set(LogRange.objects.values_list("attempts", "iteration")) == {(0, 0)}
 
@@ -89,7 +73,7 @@ def test_a_key_that_was_only_taken_from_the_sequence_is_waited_for() -> None:
         taken.append(value_of(f"SELECT nextval({sequence})"))
 
     take()  # The first one of a sequence is written down, and so are 32 more.
-    with late(take, lambda: log(taken[1])):
+    with held_open(take, then=lambda: log(taken[1])):
         log(taken[1] + 1)
         assert work_off() == 0
     assert work_off() == 1

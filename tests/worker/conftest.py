@@ -23,23 +23,7 @@ from tests import jsonlog
 from tests.doctor.support import handling
 from tests.freezing import processes, worker_children
 from tests.testapp.models import Job
-
-
-def looked_for(condition: Callable[[], Any], seconds: float, every: float = 0.05) -> Any:
-    """Return what *condition* gives once it is true, or what it gave when *seconds* were over."""
-    end = time.monotonic() + seconds
-    while not (found := condition()) and time.monotonic() < end:
-        time.sleep(every)
-    return found
-
-
-def wait_until(
-    condition: Callable[[], Any], seconds: float = 120.0, what: str = "", every: float = 0.05
-) -> Any:
-    """Return what *condition* gives once it is true; fail after *seconds*."""
-    if found := looked_for(condition, seconds, every):
-        return found
-    pytest.fail(f"not within {seconds} s: {what or condition}")
+from tests.waiting import looked_for, wait_until
 
 
 class Worker:
