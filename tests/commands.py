@@ -30,6 +30,16 @@ def run(command: str, *words: str, **options: Any) -> str:
     return out.getvalue()
 
 
+def outcome(command: str, *words: str, **options: Any) -> tuple[int, str, str]:
+    """Call a command; return its exit code, its output, and what it said of errors."""
+    out, errors = io.StringIO(), io.StringIO()
+    try:
+        call_command(command, *words, stdout=out, stderr=errors, **options)
+    except CommandError as error:
+        return error.returncode, out.getvalue(), str(error)
+    return 0, out.getvalue(), errors.getvalue()
+
+
 def refused(command: str, *words: str, **options: Any) -> tuple[int, str]:
     """Call a command that fails; return its exit code and its sentence."""
     with pytest.raises(CommandError) as caught:

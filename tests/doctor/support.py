@@ -1,18 +1,17 @@
 """What the doctor says, and the conditions that it is asked about."""
 
-import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage
-from django.core.management import CommandError, call_command
 from django.db import connection, models
 
 from django_taskclaim.doctor import examine
 from django_taskclaim.handlers import handler, unregister
 from django_taskclaim.indexes import ClaimIndex
+from tests.commands import outcome
 from tests.querysets.support import claimable_rows, owner_of, quoted, table_of
 
 #: For tests that change tables, which no savepoint takes back everywhere.
@@ -30,12 +29,8 @@ def doctor_text(model: type[models.Model], alias: str = "default") -> str:
 
 def doctor(*labels: str) -> tuple[int, str]:
     """Return exit code and output of ``claimdoctor``."""
-    out = io.StringIO()
-    try:
-        call_command("claimdoctor", *labels, stdout=out)
-    except CommandError as error:
-        return error.returncode, f"{out.getvalue()}{error}"
-    return 0, out.getvalue()
+    code, out, errors = outcome("claimdoctor", *labels)
+    return code, out + errors
 
 
 def indexes_advised(model: Any) -> list[str]:
