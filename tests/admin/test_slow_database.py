@@ -14,7 +14,7 @@ from tests.meanwhile import column_away
 from tests.querysets.support import execute, held_open
 from tests.testapp.models import ClaimOnly, Photo
 
-pytestmark = pytest.mark.django_db(databases=["default", "other"])
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 impatient = override_settings(TASKCLAIM={"PAGE_TIMEOUT": 0.000001})
 
@@ -42,7 +42,6 @@ def test_a_retry_while_the_database_does_not_answer_changes_nothing(boss: Client
     assert Photo.objects.failed().count() == 2
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
 @pytest.mark.skipif(
     connection.vendor != "postgresql", reason="needs table locks that readers wait for"
 )
@@ -56,7 +55,6 @@ def test_a_table_that_hangs_costs_the_page_only_what_it_would_tell(boss: Client)
     assert "some figures" not in text_of(boss.get(photos()))
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
 @pytest.mark.parametrize("away", [table_away, lambda model: column_away(model, "status")])
 def test_a_model_without_its_table_says_so_and_hides_no_other(boss: Client, away: Any) -> None:
     with away(ClaimOnly):
@@ -74,7 +72,6 @@ class _PhotosElsewhere:
         return "other" if model is Photo else None
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
 def test_a_resume_asks_and_says_where_a_database_did_not_answer(boss: Client) -> None:
     """It is done on the others."""
     pause(Photo)

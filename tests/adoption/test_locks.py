@@ -14,12 +14,9 @@ from tests.adoption.conftest import Project, execute, shape
 from tests.querysets.support import DEADLINE, elsewhere, held_open
 from tests.worker.conftest import wait_until
 
-pytestmark = [
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(
-        connection.vendor == "sqlite", reason="SQLite has one writer, and no lock of a table"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="SQLite has one writer, and no lock of a table"
+)
 
 instant_only = pytest.mark.skipif(
     connection.vendor != "mysql", reason="the database never copies a table for columns"

@@ -18,7 +18,6 @@ NAMES = {
 }
 
 
-@pytest.mark.django_db(transaction=True)
 def test_migrate_stops_with_one_sentence_and_goes_on_when_all_is_done(
     project: Project, parcel: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,8 @@ from tests.worker.conftest import Start, Worker, jobs, start_worker, states, wai
 
 __all__ = ["start_worker"]
 
+pytestmark = pytest.mark.once
+
 HOUR = timedelta(hours=1)
 
 
@@ -52,7 +54,6 @@ def follows(worker: Worker, rows: int) -> None:
 # Throughput
 
 
-@pytest.mark.once
 def test_workers_write_what_they_did(start_worker: Start, tmp_path: Path) -> None:
     """A supervisor with two processes and a worker beside it, their last seconds too, by the service connection."""
     log = tmp_path / "statements"
@@ -75,7 +76,6 @@ def test_workers_write_what_they_did(start_worker: Start, tmp_path: Path) -> Non
 # Overrides
 
 
-@pytest.mark.once
 def test_a_running_worker_follows_batch_size_lease_and_hours(start_worker: Start) -> None:
     """And goes back to its own where they are taken away."""
     jobs(3000, "sleep:0.2")
@@ -95,7 +95,6 @@ def test_a_running_worker_follows_batch_size_lease_and_hours(start_worker: Start
 # Commands
 
 
-@pytest.mark.once
 @pytest.mark.promise(11)
 def test_a_worker_drains_and_stops_as_it_is_told(start_worker: Start) -> None:
     """The supervisor starts no process in place of one that left, and ends with the last."""
@@ -122,7 +121,6 @@ def test_a_worker_drains_and_stops_as_it_is_told(start_worker: Start) -> None:
 # History
 
 
-@pytest.mark.once
 @pytest.mark.promise(5, 7)
 def test_the_history_of_a_killed_worker_explains_the_second_run(start_worker: Start) -> None:
     (key,) = jobs(1, "stay")
@@ -150,7 +148,6 @@ def test_the_history_of_a_killed_worker_explains_the_second_run(start_worker: St
 # Without the app
 
 
-@pytest.mark.once
 def test_without_the_app_workers_ask_nothing_of_its_tables(
     start_worker: Start, tmp_path: Path
 ) -> None:

@@ -12,13 +12,14 @@ from django_taskclaim.fields import QUARANTINED
 from tests.factories import make
 from tests.testapp.models import CompositeKey, Photo
 
+pytestmark = pytest.mark.django_db(transaction=True)
+
 in_one_statement = pytest.mark.skipif(
     not dialect_for(connection).returns_updated, reason="claims by several statements"
 )
 
 
 @in_one_statement
-@pytest.mark.django_db(transaction=True)
 def test_a_plain_claim_is_one_statement_that_commits_by_itself(
     django_assert_num_queries: Any,
 ) -> None:
@@ -29,7 +30,6 @@ def test_a_plain_claim_is_one_statement_that_commits_by_itself(
     assert "processing" in sent.captured_queries[0]["sql"]
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("size", [1, 500])
 def test_rows_of_many_claims_are_written_by_one_statement(size: int) -> None:
     """The condition on keys, or on tokens, is an OR of hundreds of terms, which some databases limit."""
@@ -46,7 +46,6 @@ def test_rows_of_many_claims_are_written_by_one_statement(size: int) -> None:
     assert not CompositeKey.objects.exclude(counter=F("number")).exists()
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("priorities", [1, 120])
 def test_one_claim_in_ten_asks_for_a_quarantined_row_and_takes_it_alone(priorities: int) -> None:
     """At any priority, and the others leave it out."""

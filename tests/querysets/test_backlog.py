@@ -16,10 +16,11 @@ from tests.meanwhile import connected
 from tests.querysets.support import DEADLINE, clock, set_raw
 from tests.testapp.models import Photo
 
+pytestmark = pytest.mark.django_db(transaction=True)
+
 
 # A run within the test's own process leaves the sockets of its supervisor to the collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.django_db(transaction=True)
 def test_rows_that_come_while_the_backlog_never_ends_are_done() -> None:
     """Every row done brings a new one until the rows in question were seen."""
     # Its key comes before those of all rows that are claimed when it is put back.
@@ -51,7 +52,6 @@ def test_rows_that_come_while_the_backlog_never_ends_are_done() -> None:
     assert len(done) == len(set(done))
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("slowness", [0.0, 0.15])
 def test_looks_for_quarantined_rows_take_a_tenth_of_the_time_at_most(slowness: float) -> None:
     """One claim in ten looks, and quick looks that find none come once a second; many priorities make them slow."""

@@ -142,7 +142,6 @@ def test_requests_at_once_of_one_person_share_a_batch_and_of_others_share_nothin
 
 
 @pytest.mark.skipif(not ROW_LOCKS, reason="needs row locks")
-@pytest.mark.django_db(transaction=True)
 def test_a_request_waits_for_a_held_row_that_is_locked_and_returns_no_other(rival: Any) -> None:
     """A row passed over because it is locked would be made up for by another one."""
     make(Photo, 4)

@@ -94,7 +94,6 @@ def test_a_limit_or_a_protected_row_ends_it_and_earlier_chunks_stay_deleted(sett
 
 
 @pytest.mark.skipif(not ROW_LOCKS, reason="needs row locks")
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("model", [Photo, Parcel])
 def test_a_locked_row_is_left_alone_and_not_waited_for(rival: Rival, model: Any) -> None:
     locked, free = completed(model, 2)

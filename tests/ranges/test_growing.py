@@ -23,6 +23,8 @@ from tests.worker.conftest import Start, start_worker, wait_until
 
 __all__ = ["start_worker"]
 
+pytestmark = pytest.mark.django_db(transaction=True)
+
 postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="it names transactions")
 one_writer = pytest.mark.skipif(
     connection.vendor == "sqlite", reason="nobody commits late where there is one writer"
@@ -46,7 +48,6 @@ def all_done() -> bool:
 
 
 @one_writer
-@pytest.mark.django_db(transaction=True)
 def test_a_row_committed_late_is_not_passed_over() -> None:
     """The range that it lies in is planned by then, and waits for it."""
     with held_open(lambda: log(3), then=lambda: None):
@@ -63,7 +64,6 @@ def test_a_row_committed_late_is_not_passed_over() -> None:
 
 
 @postgresql
-@pytest.mark.django_db(transaction=True)
 def test_a_key_that_was_only_taken_from_the_sequence_is_waited_for() -> None:
     """A transaction has no id of its own before it writes, and its key already."""
     taken: list[int] = []
@@ -97,7 +97,6 @@ def test_a_model_says_how_long_its_writers_may_take(monkeypatch: pytest.MonkeyPa
 @pytest.mark.skipif(
     connection.vendor == "sqlite", reason="one writer sees what others have committed, or fails"
 )
-@pytest.mark.django_db(transaction=True)
 def test_a_transaction_that_does_not_see_commits_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -148,7 +147,6 @@ def test_workers_follow_writers_who_commit_out_of_order(start_worker: Start) -> 
     assert set(LogSource.objects.values_list("counter", flat=True)) == {1}
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_drain_needs_no_plan_and_ends_although_the_source_grows() -> None:
     """It plans up to the newest key that the source had when nothing was due; more than it plans at once."""
     LogSource.objects.bulk_create([LogSource() for _ in range(205)])

@@ -11,10 +11,9 @@ from tests.worker.conftest import jobs, states
 
 DRAIN = ("--in-process", "--drain")
 
-pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+pytestmark = [pytest.mark.once, pytest.mark.django_db(transaction=True, databases="__all__")]
 
 
-@pytest.mark.once
 def test_it_is_quiet_unless_something_failed(process_env: dict[str, str]) -> None:
     """Cron mails what is printed: nothing of a good run, and of a bad one each row with its traceback."""
     jobs(3)
@@ -28,7 +27,6 @@ def test_it_is_quiet_unless_something_failed(process_env: dict[str, str]) -> Non
     assert states() == {"complete": 3, "failed": 5}
 
 
-@pytest.mark.once
 def test_the_process_keeps_its_signals_after_a_run() -> None:
     """It may be part of a larger command."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -36,7 +34,6 @@ def test_the_process_keeps_its_signals_after_a_run() -> None:
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-@pytest.mark.once
 @pytest.mark.promise(14)
 def test_without_threads_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: threading.Thread) -> None:

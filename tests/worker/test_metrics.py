@@ -88,11 +88,8 @@ def test_a_row_had_been_due_since_its_wait_was_over() -> None:
     assert sorted(waited.values(), key=bool)[0] is None
 
 
-@pytest.mark.processes
 @pytest.mark.once
-def test_counters_never_exceed_the_table_while_workers_are_killed(
-    start_worker: Start, transactional_db: None
-) -> None:
+def test_counters_never_exceed_the_table_while_workers_are_killed(start_worker: Start) -> None:
     """What a killed process had not reported is missing, and nothing else."""
     jobs(400, "sleep:0.05")
     worker = start_worker("--batch-size", "20", "--lease", "3")
