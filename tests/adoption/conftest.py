@@ -4,7 +4,7 @@ import importlib
 import shutil
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
+
+from tests.querysets.support import execute
 
 MIGRATIONS = Path(__file__).parent / "app" / "migrations"
 
@@ -89,13 +91,6 @@ def parcel(project: Project) -> Any:
     for number in range(5):
         execute("INSERT INTO adoption_parcel (address) VALUES (%s)", [f"old {number}"])
     return Parcel
-
-
-def execute(statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    """Do what code does that knows nothing of the mixin."""
-    with connection.cursor() as cursor:
-        cursor.execute(statement, params or None)
-        return list(cursor.fetchall()) if cursor.description else []
 
 
 def shape(table: str) -> tuple[Any, Any]:

@@ -6,7 +6,8 @@ import pytest
 from django.core.management.base import CommandError
 from django.db import connection
 
-from tests.adoption.conftest import Project, execute, shape
+from tests.adoption.conftest import Project, shape
+from tests.querysets.support import execute
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from django.core.management import CommandError
 
-from tests.adoption.conftest import Project, execute
+from tests.adoption.conftest import Project
+from tests.querysets.support import execute
 
 pytestmark = [pytest.mark.once, pytest.mark.django_db(transaction=True)]
 

@@ -10,8 +10,8 @@ from django.db import DatabaseError, connection
 
 from django_taskclaim.adoption import operations
 from django_taskclaim.exceptions import RetriesExhausted
-from tests.adoption.conftest import Project, execute, shape
-from tests.querysets.support import DEADLINE, elsewhere, held_open
+from tests.adoption.conftest import Project, shape
+from tests.querysets.support import DEADLINE, elsewhere, execute, held_open, value_of
 from tests.worker.conftest import wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -93,10 +93,7 @@ def test_an_index_that_was_not_built_to_the_end_is_built_again(
     execute(f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = '\"{name}\"'::regclass")
     project.migrate()
     assert shape("adoption_parcel")[1][name][0] == ["status", "priority", "not_before", "id"]
-    ((is_valid,),) = execute(
-        f"SELECT indisvalid FROM pg_index WHERE indexrelid = '\"{name}\"'::regclass"
-    )
-    assert is_valid
+    assert value_of(f"SELECT indisvalid FROM pg_index WHERE indexrelid = '\"{name}\"'::regclass")
 
 
 @concurrent_only
@@ -115,7 +112,7 @@ def test_a_lost_connection_is_the_error_that_is_told(project: Project, parcel: A
     # The build waits for this transaction.
     with held_open(lambda: execute("UPDATE adoption_parcel SET address = 'new'")):
         migration = elsewhere(project.migrate)
-        building = "FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%' AND state = 'active'"
-        wait_until(lambda: bool(execute(f"SELECT pg_terminate_backend(pid) {building}", [])))
+        building = "FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%%' AND state = 'active'"
+        wait_until(lambda: execute(f"SELECT pg_terminate_backend(pid) {building}"))
         with pytest.raises(DatabaseError, match="terminating connection"):
             migration.result(DEADLINE)

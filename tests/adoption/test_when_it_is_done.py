@@ -6,7 +6,8 @@ import pytest
 from django.core.management import ManagementUtility
 
 from tests import documents
-from tests.adoption.conftest import Project, execute, shape
+from tests.adoption.conftest import Project, shape
+from tests.querysets.support import execute
 
 TEXT = (documents.DOCS / "when-it-is-done.md").read_text(encoding="utf-8")
 (GUARDED,) = documents.blocks(TEXT, "python")

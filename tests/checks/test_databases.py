@@ -8,6 +8,7 @@ from django.db import connection
 
 from django_taskclaim import checks
 from tests.checks.support import configured, ids
+from tests.querysets.support import execute
 from tests.testapp.models import ClaimOnly
 
 pytestmark = pytest.mark.promise(14)
@@ -127,10 +128,9 @@ def test_a_cluster_that_breaks_claims() -> None:
     ],
 )
 def test_a_wrong_table_is_mended_by_the_hint(expected: str, damage: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {ClaimOnly._meta.db_table} {damage}")
-        (fault,) = checks.check_servers(["default"])
-        cursor.execute(str(fault.hint))
+    execute(f"ALTER TABLE {ClaimOnly._meta.db_table} {damage}")
+    (fault,) = checks.check_servers(["default"])
+    execute(str(fault.hint))
     assert ids([fault]) == [expected]
     assert servers() == []
 

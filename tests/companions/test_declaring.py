@@ -10,11 +10,11 @@ from django.db.migrations.state import ModelState, ProjectState
 from django.db.migrations.writer import MigrationWriter
 from django.test.utils import isolate_apps
 
-from django_taskclaim.checks import problems_of
 from django_taskclaim.companions import CompanionManager, CompanionQuerySet
 from django_taskclaim.handlers import unregister
 from django_taskclaim.models import ClaimMixin, PrefixedTaskMixin, SourceKey, SourceMixin, TaskMixin
 from tests import documents
+from tests.checks.support import ids_of
 from tests.companions.app.models import FarPage, Line, Page
 from tests.doctor.support import handling
 
@@ -40,17 +40,10 @@ def unique_sources() -> type:
     return type("Meta", (), {"app_label": "sources", "constraints": [only_one]})
 
 
-def ids(model: Any) -> list[str]:
-    """Return the ids of what the system checks find wrong with a companion."""
-    found = list(problems_of(model))
-    assert all(message.hint for message in found)
-    return [str(message.id).removeprefix("taskclaim.") for message in found]
-
-
 def with_handler(model: Any, *names: str) -> list[str]:
     """Return what is wrong while a handler has these results."""
     with handling(model, update_fields=names):
-        return ids(model)
+        return ids_of(model)
 
 
 class Loud(CompanionQuerySet):
@@ -76,7 +69,7 @@ def test_a_link_that_cannot_work_is_a_check_error(
     mixins: Any, body: dict[str, Any], found: list[str]
 ) -> None:
     model = declare(*mixins, **{name: make() for name, make in body.items()})
-    assert ids(model) == found
+    assert ids_of(model) == found
     assert found or hasattr(model.objects.all(), "populate")
 
 
@@ -126,6 +119,6 @@ def test_the_example_works() -> None:
     example = handled.replace("page.text", "page.title").replace("from pages.models import", "#")
     documents.run(example, names, "companions.md")
     try:
-        assert ids(names["PageTask"]) == []
+        assert ids_of(names["PageTask"]) == []
     finally:
         unregister(names["PageTask"])

@@ -14,31 +14,27 @@ needs_late_conflicts = pytest.mark.skipif(
 )
 
 
-class LosingCommit:
-    """Work whose first COMMIT, and no statement before it, meets contention."""
-
-    def __init__(self, rival: Rival) -> None:
-        self.rival, self.tries = rival, 0
-
-    def work(self) -> None:
-        self.tries += 1
-        execute(SERIALIZABLE)
-        balances()
-        if self.tries == 1:
-            self.rival.begin()
-            self.rival.execute(SERIALIZABLE)
-            self.rival.execute("SELECT * FROM account")
-            self.rival.execute("UPDATE account SET balance = 100 WHERE id = 2")
-        add(1)
-        if self.tries == 1:
-            self.rival.commit()
-
-
 @needs_late_conflicts
 def test_a_function_is_repeated_when_its_commit_fails(rival: Rival) -> None:
-    losing = LosingCommit(rival)
-    retry_on_contention().call(losing.work)
-    assert losing.tries == 2
+    tries: list[int] = []
+
+    @retry_on_contention()
+    def work() -> None:
+        """The first COMMIT, and no statement before it, meets contention."""
+        tries.append(1)
+        execute(SERIALIZABLE)
+        balances()
+        if len(tries) == 1:
+            rival.begin()
+            rival.execute(SERIALIZABLE)
+            rival.execute("SELECT * FROM account")
+            rival.execute("UPDATE account SET balance = 100 WHERE id = 2")
+        add(1)
+        if len(tries) == 1:
+            rival.commit()
+
+    work()
+    assert len(tries) == 2
     assert balances()[1] == 1
 
 

@@ -23,8 +23,6 @@ __all__ = ["start_worker"]
 
 pytestmark = pytest.mark.once
 
-HOUR = timedelta(hours=1)
-
 
 def held() -> Any:
     return Job.objects.filter(status="processing")

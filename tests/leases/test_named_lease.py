@@ -25,6 +25,7 @@ from tests.leases.support import (
     set_moment,
     stored,
 )
+from tests.meanwhile import autocommit_off
 from tests.querysets.support import DEADLINE, at_once, elsewhere, execute, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -185,12 +186,9 @@ def test_a_lease_is_refused_inside_a_transaction() -> None:
 
     with transaction.atomic():
         assert_not_entered()
-    transaction.set_autocommit(False)
-    try:
+    with autocommit_off():
         assert_not_entered()
-    finally:
         transaction.rollback()
-        transaction.set_autocommit(True)
     assert not NamedLease.objects.exists()
     assert renewer_threads() == []
 

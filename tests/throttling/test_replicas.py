@@ -41,14 +41,13 @@ def _unblocked(django_db_blocker: Any) -> Iterator[None]:
         yield
 
 
-def write(primary: Any) -> None:
-    with primary.cursor() as cursor:
-        cursor.execute("INSERT INTO log VALUES (1)")
-
-
 def run(on: Any, statement: str) -> None:
     with on.cursor() as cursor:
         cursor.execute(statement)
+
+
+def write(primary: Any) -> None:
+    run(primary, "INSERT INTO log VALUES (1)")
 
 
 def stopped(check: ReplicaLag) -> str:

@@ -11,7 +11,7 @@ from django_taskclaim.claim import clock
 from django_taskclaim.worker.running import USED_LATELY
 from tests.factories import make
 from tests.proxy import HAS_A_SERVER
-from tests.querysets.support import elsewhere, fresh
+from tests.querysets.support import elsewhere, fresh, value_of
 from tests.sessions import end_session, other_sessions
 from tests.testapp.models import Effect, Photo
 from tests.worker.conftest import wait_until
@@ -24,10 +24,7 @@ NUMBER = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT CONNECTION_I
 
 def own_session() -> int:
     """Return the server's number of the calling thread's session."""
-    with connection.cursor() as cursor:
-        cursor.execute(NUMBER[connection.vendor])
-        (number,) = cursor.fetchone()
-    return int(number)
+    return int(value_of(NUMBER[connection.vendor]))
 
 
 @pytest.mark.promise(12)
