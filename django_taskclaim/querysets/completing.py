@@ -121,6 +121,22 @@ def _results(model: type[models.Model], names: tuple[str, ...]) -> tuple[AnyFiel
     return tuple(found)
 
 
+def files_among(model: type[models.Model], names: Collection[str]) -> list[AnyField]:
+    """Return the columns of files among those that *update_fields* names."""
+    results = checked_results(model, names) if names else ()
+    return [field for field in results if isinstance(field, models.FileField)]
+
+
+def store_files(row: models.Model, fields: Sequence[AnyField]) -> Exception | None:
+    """Store the files of a row, or of its source, before it is completed; return the error of one that is refused."""
+    try:
+        for field in fields:
+            field.pre_save(row if isinstance(row, field.model) else getattr(row, LINK), False)
+    except Exception as error:
+        return error
+    return None
+
+
 def writable(model: type[models.Model]) -> set[str]:
     """Return the names, and attnames, of the columns that can be written."""
     return {

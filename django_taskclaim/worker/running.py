@@ -8,7 +8,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -17,7 +16,7 @@ from django.db import connections, models, transaction
 from django_taskclaim import connecting
 from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.claim import clock, standing_claim
-from django_taskclaim.columns import LINK, claim_columns
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.companions import hand_out, lacks_source, load_sources
 from django_taskclaim.contention import (
     Meaning,
@@ -29,9 +28,8 @@ from django_taskclaim.contention import (
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import SourceGone, TaskClaimError
-from django_taskclaim.fields import AnyField
 from django_taskclaim.handlers import Handler
-from django_taskclaim.querysets.completing import checked_results, complete
+from django_taskclaim.querysets.completing import complete, files_among, store_files
 from django_taskclaim.querysets.scope import ClaimTarget, unbroken_transaction
 from django_taskclaim.querysets.writes import fail_unreadable, note_start
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
@@ -105,8 +103,9 @@ class Running:
         """Say whether the rows need nothing but calls of the function, which uses no database."""
         handler = item.handler
         needs_more = handler.batch or handler.atomic or handler.needs_source or handler.has_ranges
-        needs_more = needs_more or bool(_files(handler))
-        return not (needs_more or item.before or connecting.has_opened(threading.get_ident()))
+        files = files_among(handler.model, handler.update_fields)
+        has_opened = connecting.has_opened(threading.get_ident())
+        return not (needs_more or files or item.before or has_opened)
 
     def _run_on(self, item: WorkItem) -> Answer:
         """Call the function with row after row until more is to be said of one than that it is done.
@@ -138,7 +137,7 @@ class Running:
             return
         item.begin(called)
         answer = await self._acall(item)
-        if answer.error is None and _files(item.handler):
+        if answer.error is None and files_among(item.handler.model, item.handler.update_fields):
             answer = await sync_to_async(_with_files)(item, answer)
         if item.before or connecting.has_opened(self.orm_thread):
             answer = await sync_to_async(self._look_back)(item, answer)
@@ -335,25 +334,16 @@ class Running:
         return answer
 
 
-@cache
-def _files(handler: Handler) -> list[AnyField]:
-    results = checked_results(handler.model, handler.update_fields)
-    return [field for field in results if isinstance(field, models.FileField)]
-
-
 def _with_files(item: WorkItem, answer: Answer) -> Answer:
     """Store the files among the results of a call: in the writer they would hold up every other result."""
-    if not (files := _files(item.handler)):
+    files = files_among(item.handler.model, item.handler.update_fields)
+    if not files:
         return answer
-    said = list(answer.said or [None] * len(item.rows))
-    for number, held in enumerate(item.rows):
-        try:
-            for field in files if said[number] is None else ():
-                row = held.row if isinstance(held.row, field.model) else getattr(held.row, LINK)
-                field.pre_save(row, False)
-        except Exception as error:
-            said[number] = error
-    return Answer(said if any(one is not None for one in said) else None)
+    said = answer.said or [None] * len(item.rows)
+    errors = [
+        one or store_files(held.row, files) for one, held in zip(said, item.rows, strict=True)
+    ]
+    return Answer(errors if any(errors) else None)
 
 
 def _complete(handler: Handler, called: list[HeldRow]) -> None:
