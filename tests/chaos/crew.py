@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,9 +15,6 @@ from tests.freezing import stat, worker_children
 
 CLOCKS = Path(__file__).with_name("clocks")
 A_DAY = 86400
-#: Seconds after which a worker's process has started, on a machine that does other things as well.
-STARTING = 3.0
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(eq=False, slots=True)
@@ -90,15 +86,15 @@ class Crew:
     clocks: "Counter[str]" = field(default_factory=Counter)
     _started: int = 0
 
-    def has_reaper(self) -> bool:
-        """Say whether a worker runs that has had the time to start, and so puts back the rows of the dead."""
+    def awake(self) -> set[int]:
+        """Return the processes that hold rows, or begin to, but for the frozen ones."""
+        found = set()
         for worker in self.workers:
             with suppress(LookupError, OSError):
-                state, *facts = stat(Path(f"/proc/{worker.claiming_pid()}"))
-                age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(facts[18]) / TICKS
-                if state not in "TZ" and age > STARTING:
-                    return True
-        return False
+                pid = worker.claiming_pid()
+                if stat(Path(f"/proc/{pid}"))[0] not in "TZ":
+                    found.add(pid)
+        return found
 
     def fill(self) -> None:
         """Start a worker in each empty seat."""

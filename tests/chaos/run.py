@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from django.db import Error, connection, connections
 
+from django_taskclaim.models import WorkerProcess
 from tests import servers
 from tests.chaos import history
 from tests.chaos.app.models import Resource, Work
@@ -171,13 +172,18 @@ class Run:
         self._do_later(lambda one: one.moment <= time.monotonic())
         if (passed := time.monotonic() - self._looked) > 0.5:
             self._looked += passed
-            if not self.crew.has_reaper():
-                # Rows that kill may have killed all workers at once.
-                self._do(lambda: leave(passed))
+            self._do(lambda: self._leave_time(passed))
         if stood_still := self.stalls.since_last_asked():
             # The claims of the lately dead get as much more time as the machine has kept from the living.
             self._do(lambda: leave(stood_still))
             self._do(lambda: harm(seconds=2 * self.plan.lease))
+
+    def _leave_time(self, passed: float) -> None:
+        """Give the claims of the lately dead more time while no process is up: rows that kill may end all at once."""
+        # Each has its own number in its name, and signs on once it has started.
+        names = WorkerProcess.objects.values_list("name", flat=True)
+        if self.crew.awake().isdisjoint(int(name.rpartition(":")[2]) for name in names):
+            leave(passed)
 
     def _do_later(self, which: Callable[[Later], bool]) -> None:
         for one in sorted(filter(which, self._due), key=lambda one: one.moment):
