@@ -23,6 +23,7 @@ from django_taskclaim import conf
 from django_taskclaim.checks import autocommit_faults
 from django_taskclaim.claim import clock
 from django_taskclaim.columns import claim_columns
+from django_taskclaim.conditions import condition_of
 from django_taskclaim.control.actions import Action
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.doctor import missing_table
@@ -31,7 +32,6 @@ from django_taskclaim.formatting import counted, first_line, listed
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.switch import claimable_models, holds, places_of
-from django_taskclaim.worker.options import condition_of
 
 V = TypeVar("V")
 Model = type[models.Model]

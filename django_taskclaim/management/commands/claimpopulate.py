@@ -13,9 +13,9 @@ from typing import Any
 
 from django_taskclaim.columns import is_companion, source_link
 from django_taskclaim.companions import CompanionQuerySet
+from django_taskclaim.conditions import condition_of
 from django_taskclaim.formatting import counted
 from django_taskclaim.management.base import ONE, ClaimCommand, UsageError
-from django_taskclaim.worker.options import condition_of
 
 #: Sources in one transaction.
 CHUNK = 10_000
