@@ -86,7 +86,7 @@ def test_an_archive_is_a_model_on_one_table(to: Any) -> None:
         (Photo, Clear(every=5), [], ""),
         (Parcel, Archive(ParcelArchive), [], ""),
         (Child, Archive(ChildArchive), [], ""),
-        (Parcel, Archive(ChildArchive), ["W051"], "lacks weight"),
+        (Parcel, Archive(ChildArchive), ["W051"], "lacks sender, n, weight"),
     ],
 )
 def test_completion(model: Any, completion: Any, expected: list[str], part: str) -> None:

@@ -213,6 +213,8 @@ class Archived(models.Model):
 
 
 class ParcelArchive(Archived):
+    sender = models.CharField(max_length=50)
+    n = models.IntegerField(default=0)
     weight = models.DecimalField(max_digits=6, decimal_places=2)
     facts = models.JSONField(null=True)
 
