@@ -163,6 +163,8 @@ def test_a_failure_of_the_test_ends_it() -> None:
     with pytest.raises(LookupError, match="has no handler"):
         run_due(Photo)
     make(Photo, 1)
-    called = lambda photo: pytest.fail("the handler was called")  # noqa: E731
-    with handling(Photo, called), pytest.raises(pytest.fail.Exception, match="was called"):
+    with (
+        handling(Photo, lambda photo: pytest.fail("the handler was called")),
+        pytest.raises(pytest.fail.Exception, match="was called"),
+    ):
         run_due(Photo)

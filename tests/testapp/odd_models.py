@@ -145,7 +145,7 @@ class TwoParents(Author, ReservedWords):
 
 
 class ChildOfTwo(TwoParents):
-    pass
+    """Its claim goes by neither its own key nor that of its nearest parent."""
 
 
 class HiddenFromAll(TaskMixin, Payload):
