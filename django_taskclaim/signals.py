@@ -5,7 +5,9 @@ Each is sent with ``sender`` (the model class), ``rows`` (the instances) and ``u
 stops nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -31,9 +33,31 @@ claim_lost = Signal()
 #: named the holder), "quarantined" (open again after the last try; claimed alone next time) or "failed".
 rows_expired = Signal()
 #: From the verbs of operators, which load no instances. Carries ``keys`` and the ``act``: "reset", "paused",
-#: "resumed", "rescheduled", "taken back", "failed", "pruned", "deleted" (the rows are gone) or "taken over". The last
-#: also carries ``by``, who holds them now, and ``reason``.
+#: "resumed", "rescheduled", "taken back", "failed", "pruned", "deleted" (the rows are gone) or "taken over"; also
+#: ``by`` and ``reason``, which are known where the admin, a command or ``take_over()`` acted, and else empty.
 rows_acted_on = Signal()
+
+#: Who acts, and why.
+_operator: ContextVar[tuple[str, str]] = ContextVar("taskclaim_operator", default=("", ""))
+
+
+@contextmanager
+def acted_by(by: str, reason: str) -> Iterator[None]:
+    """Let ``rows_acted_on`` of what the block does to rows carry who did it, and why."""
+    before = _operator.set((by, reason))
+    try:
+        yield
+    finally:
+        _operator.reset(before)
+
+
+def send_acted_on(
+    model: type[models.Model], using: str, keys: Iterable[object], act: str, **facts: str
+) -> None:
+    """Send that an operator's verb did *act* to the rows with these keys, as ``send_after_commit``."""
+    by, reason = _operator.get()
+    facts = {"by": by, "reason": reason, **facts}
+    send_after_commit(rows_acted_on, model, using, keys=keys, act=act, **facts)
 
 
 def send_after_commit(

@@ -37,6 +37,7 @@ from django_taskclaim.monitoring.counts import MOST
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.querysets.operating import KEYS_AT_ONCE
+from django_taskclaim.signals import acted_by
 from django_taskclaim.states import Status
 from django_taskclaim.templatetags.taskclaim import number
 
@@ -241,7 +242,8 @@ def run_action(
                 break
             key = str(part[0]) if len(part) == 1 and not turn else ""
             mine = part if may is None else [r.pk for r in chosen.filter(pk__in=part) if may(r)]
-            done = action.verb(reached.filter(pk__in=mine), **options)
+            with acted_by(str(request.user), reason):
+                done = action.verb(reached.filter(pk__in=mine), **options)
             changed += done
             errors = [one.error for one in refusals(rows.model, rows.db, began) if one.key in mine]
             alone.update(REFUSED % {"error": error} for error in errors)

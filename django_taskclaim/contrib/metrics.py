@@ -29,7 +29,7 @@ from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.control.models import ThroughputMinute, is_on
 from django_taskclaim.monitoring.overview import Overview, overview
 from django_taskclaim.monitoring.server import in_time
-from django_taskclaim.states import Status
+from django_taskclaim.states import UNKNOWN, Status
 from django_taskclaim.switch import claimable_models
 from django_taskclaim.tables import scope_of
 from django_taskclaim.worker.counters import ENDS, Counts, times
@@ -108,8 +108,8 @@ class QueueCollector(Collector):
         text, of_states = "Rows by status; of a large table an estimate.", (*LABELS, "status")
         rows = GaugeMetricFamily("taskclaim_rows", text, labels=of_states)
         for labels, (seen, _) in known.items():
-            for status in Status:
-                rows.add_metric((*labels, status.value), getattr(seen.progress, status.value))
+            for status in (*Status.values, UNKNOWN):
+                rows.add_metric((*labels, status), getattr(seen.progress, status))
         yield rows
         for name, (text, value) in GAUGES.items():
             gauge = GaugeMetricFamily(f"taskclaim_{name}", text, labels=LABELS)

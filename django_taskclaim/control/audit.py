@@ -19,6 +19,7 @@ from django.utils.translation import gettext as _
 from django_taskclaim.columns import claim_columns, has_claim_columns
 from django_taskclaim.control.actions import DONE, WORKER_COMMANDS
 from django_taskclaim.control.models import APP, ClaimEvent, OperatorAct, is_on
+from django_taskclaim.control.reading import is_named
 from django_taskclaim.db import DatabaseNow
 from django_taskclaim.error_text import clean
 from django_taskclaim.formatting import counted, format_duration
@@ -77,7 +78,8 @@ def record_action(
         if is_on(alias):
             with _guarded(alias):
                 act = OperatorAct.objects.using(alias).create(at=DatabaseNow(), **facts)
-                if rows and key:
+                # What a model keeps of all that happens to its rows comes from the signal.
+                if rows and key and not is_named(model):
                     step = ClaimEvent(model=label, key=act.key, event=action[:20], at=DatabaseNow())
                     step.holder, step.detail = act.by, act.reason
                     step.save(using=alias)

@@ -46,7 +46,9 @@ def _write(sender: Any, signal: Signal, using: str, **facts: Any) -> None:
     keys = facts.get("keys", ())
     holders = facts.get("holders") or [facts.get("by", "")] * len(keys)
     found = [
-        ClaimEvent(key=clean(str(key))[:255], event=event, holder=holder or "", **shared)
+        ClaimEvent(
+            key=clean(str(key))[:255], event=event, holder=clean(holder or "")[:200], **shared
+        )
         for key, holder in zip(keys, holders, strict=True)
     ]
     status = claim_columns(sender).status.attname

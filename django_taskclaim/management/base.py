@@ -31,6 +31,7 @@ from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line, listed
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
+from django_taskclaim.signals import acted_by
 from django_taskclaim.switch import claimable_models, holds, places_of
 
 V = TypeVar("V")
@@ -177,9 +178,12 @@ class RowsCommand(ClaimCommand):
         if options["interactive"] and not _is_agreed(question):
             self.stdout.write("Nothing was done.")
             return
-        began, totals = clock(), [0]
+        began, totals, by = clock(), [0], options["by"]
+        reason = f"{which}, {limit:,} at most" if limit else which
+        reason += f": {options['reason']}" if options["reason"] else ""
         try:
-            action.verb(rows, limit=limit, progress=totals.append, **how)
+            with acted_by(by, reason):
+                action.verb(rows, limit=limit, progress=totals.append, **how)
         finally:
             # Also where it was stopped: that much is committed.
             number = totals[-1]
@@ -188,9 +192,7 @@ class RowsCommand(ClaimCommand):
             left = f"; {counted(rest, 'row')} left as found" if rest > 0 else ""
             self.stdout.write(self.style.SUCCESS(f"{done}{left}."))
             if number:
-                reason = f"{which}, {limit:,} at most" if limit else which
-                reason += f": {options['reason']}" if options["reason"] else ""
-                facts = {"by": options["by"], "reason": reason, "using": alias}
+                facts = {"by": by, "reason": reason, "using": alias}
                 record_action(model, action.name, rows=number, **facts)
         if refused := refusals(model, alias, since=began):
             raise CommandError("\n".join(map(str, refused)))

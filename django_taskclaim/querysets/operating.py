@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.db import models, transaction
 from django.db.models import Max, Q
@@ -35,9 +35,9 @@ from django_taskclaim.querysets.isolating import send_around
 from django_taskclaim.querysets.scope import ClaimTarget, Columns, Rows, run
 from django_taskclaim.querysets.writes import Write, store_text
 from django_taskclaim.signals import (
-    rows_acted_on,
     rows_expired,
     rows_handed_over,
+    send_acted_on,
     send_after_commit,
 )
 from django_taskclaim.states import WORKER_MARK, Status
@@ -166,7 +166,7 @@ class StateChange(BulkVerb):
     #: Rows of this holder stay as they are.
     except_held_by: str = ""
     #: What the signal carries beside the keys and the act.
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
     #: Class and text of an error, of which the rows keep as much as the database stores.
     error: tuple[str, str] | None = None
 
@@ -186,8 +186,7 @@ class StateChange(BulkVerb):
         # The text is tried here: a text that no row can store must not be taken for rows that are refused.
         written = write(sets) if self.error is None else store_text(write_as, self.error, OPERATOR)
         if written:
-            facts = {"keys": keys, "act": self.act, **self.facts}
-            send_after_commit(rows_acted_on, target.model, target.alias, **facts)
+            send_acted_on(target.model, target.alias, keys, self.act, **self.facts)
             if self.opens:
                 call_workers(target.columns.owner, target.alias)
         return written
@@ -352,8 +351,8 @@ class Delete(BulkVerb):
         parts = [[key] for key in keys] if may_wait else [keys]
         gone = sum(delete_locked(target, part, condition) for part in parts)
         if gone:
-            facts = {"keys": keys, "act": "deleted" if self.older_than is None else "pruned"}
-            send_after_commit(rows_acted_on, target.model, target.alias, **facts)
+            act = "deleted" if self.older_than is None else "pruned"
+            send_acted_on(target.model, target.alias, keys, act)
         return gone
 
 

@@ -76,19 +76,22 @@ def test_holder_lease_tries_and_error_are_shown_in_plain_words(
 
 
 @override_settings(TASKCLAIM={"HISTORY": ["testapp.Photo"]})
-def test_a_stored_history_is_shown_step_by_step(boss: Client) -> None:
+def test_a_stored_history_is_shown_step_by_step(
+    boss: Client, django_capture_on_commit_callbacks: Any
+) -> None:
     (row,) = make(Photo)
     began = datetime(2026, 3, 1, 12, tzinfo=UTC)
     facts = {"model": "testapp.photo", "key": str(row.pk), "holder": "worker-1@web-1:7#a"}
     for event, seconds, detail in (("claimed", 0, ""), ("lost", 90, "<i>gone</i>")):
         at = began + timedelta(seconds=seconds)
         ClaimEvent.objects.create(event=event, at=at, detail=detail, **facts)
-    perform(boss, act_on(Photo, "pause-rows", row), {"reason": "too large"})
+    with django_capture_on_commit_callbacks(execute=True):
+        perform(boss, act_on(Photo, "pause-rows", row), {"reason": "too large"})
     page = text_of(boss.get(address(Photo, "change", row.pk)))
     for step in ("claimed by worker-1@web-1:7", "lost by worker-1@web-1:7, after 1 min 30 s"):
         assert step in page
     assert "&lt;i&gt;gone" in page
-    assert "pause rows by boss, too large" in page
+    assert "paused by boss, too large" in page
 
 
 def test_a_row_whose_key_is_a_word_of_our_addresses_has_its_page(boss: Client) -> None:

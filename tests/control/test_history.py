@@ -3,14 +3,18 @@
 from typing import Any
 
 import pytest
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.checks import run_checks
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
 
+from django_taskclaim.admin.forms import CONFIRMED
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.control.reading import history
 from django_taskclaim.exceptions import ClaimLost
-from tests.commands import lapsed, table_away
+from django_taskclaim.management.base import acting
+from tests.commands import lapsed, run, table_away
 from tests.factories import make
 from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Child, CompositeKey, Photo, UuidKey
@@ -71,6 +75,19 @@ def test_of_models_that_are_not_named_failures_alone_are_kept(settings: Any) -> 
     row.claim.fail(LookupError("no such picture"), retry=False)
     (event,) = history(UuidKey, row.pk, using="default")
     assert (event.event, event.detail) == ("failed", "LookupError: no such picture")
+
+
+def test_an_act_is_one_step_of_each_row_with_who_and_why(admin_client: Any) -> None:
+    photos = make(Photo, 3, status="failed")
+    facts = {"action": "claim_reset", "reason": "mended", CONFIRMED: "yes", "index": "0"}
+    rows = {ACTION_CHECKBOX_NAME: [photos[0].pk]}
+    admin_client.post(reverse("admin:testapp_photo_changelist"), {**facts, **rows})
+    with transaction.atomic():
+        run("claimreset", "testapp.Photo", "--by", "ada", "--reason", "again")
+    found = [history(Photo, row.pk, using="default") for row in photos]
+    assert [[one.event for one in events] for events in found] == [["reset"]] * 3
+    assert [one.holder for (one,) in found] == ["admin", *[acting("ada")] * 2]
+    assert [one.detail.split()[-1] for (one,) in found] == ["mended", "again", "again"]
 
 
 def test_a_batch_costs_one_insert() -> None:

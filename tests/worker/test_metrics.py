@@ -47,12 +47,13 @@ def figures(label: str) -> dict[str, float]:
 def test_gauges_are_what_the_table_says() -> None:
     make(Photo, 4)
     expired, failed = Photo.objects.claim_batch(2)
+    set_raw(*make(Photo, 1), "status", "'done'")
     failed.claim.fail("no such picture", retry=False)
     set_raw(expired, "expires_at", clock("-1 HOUR"))
     pause(Photo, using="default")
     seen = figures("testapp.Photo")
     rows = {name: number for name, number in seen.items() if name.startswith("taskclaim_rows:")}
-    expected = {"open": 2, "processing": 1, "complete": 0, "failed": 1, "paused": 0}
+    expected = {"open": 2, "processing": 1, "complete": 0, "failed": 1, "paused": 0, "unknown": 1}
     assert rows == {f"taskclaim_rows:{status}": number for status, number in expected.items()}
     gauges = {"up": 1, "due": 2, "expired": 1, "paused": 1, "throttled": 0, "workers": 0}
     assert {name: seen[f"taskclaim_{name}"] for name in gauges} == gauges
