@@ -125,34 +125,40 @@ class ClaimActions(OperatePermission):
         row = None if object_id is None else self.get_object(request, unquote(object_id))
         if action is None or (row is None and object_id is not None):
             raise Http404(_("There is no such row."))
-        rows = claims_of(self.get_queryset(request))
+        rows, kept = claims_of(self.get_queryset(request)), request.GET.get(FILTERS_KEPT)
+        rows_url = self.claim_address("changelist") + (f"?{kept}" if kept else "")
         if row is None:
-            return self.claim_action(request, action, action.chosen(rows))
+            return self.claim_action(request, action, action.chosen(rows), rows_url)
         facts, columns = facts_of(row), claim_columns(type(row))
         shown = (row.pk, facts.status, facts.iteration, facts.holder, action.slug)
         # What changes the row after it was read keeps it from the action.
         as_read = {columns.status.name: facts.status, columns.iteration.name: facts.iteration}
         rows = every_row(rows).filter(pk=row.pk, **as_read)
-        return self.claim_action(request, action, rows, row=row, hidden={SHOWN: [repr(shown)]})
+        hidden = {SHOWN: [repr(shown)]}
+        return self.claim_action(request, action, rows, rows_url, row=row, hidden=hidden)
 
     def claim_action(
         self,
         request: HttpRequest,
         action: Action,
         rows: Rows,
+        rows_url: str,
         *,
         row: models.Model | None = None,
         hidden: Mapping[str, list[str]] | None = None,
     ) -> HttpResponseBase:
         """Ask, then act on *rows*, or on the one *row*; where a request has no time for all, the same page follows.
 
-        *hidden* is how they were chosen, or what the page has shown of them, see ``Question``.
+        *rows_url* is the list as it was filtered. *hidden* is how the rows were chosen, or what the page has shown of
+        them, see ``Question``.
         """
+        back = rows_url
+        if row is not None and FILTERS_KEPT not in request.GET:
+            back = self.claim_address("change", quote(row.pk))
         states = states_of(rows)
         form = partial(ActionForm, action=action, states=states)
         allowed = self.has_operate_permission(request, row)
         question = Question(request, form, allowed=allowed, hidden=hidden)
-        rows_url, back = self.claim_way(request, row)
         if question.answer is not None:
             options = action.options(question.answer)
             others = [one for one in states if one not in action.states_of(options)]
@@ -187,14 +193,6 @@ class ClaimActions(OperatePermission):
             site=self.admin_site,
         )
 
-    def claim_way(self, request: HttpRequest, row: models.Model | None) -> tuple[str, str]:
-        """Return the addresses of the list as it was filtered, and of where the user came from: it, or the row."""
-        kept = request.GET.get(FILTERS_KEPT, request.GET.urlencode())
-        rows_url = self.claim_address("changelist") + (f"?{kept}" if kept else "")
-        if row is None or FILTERS_KEPT in request.GET:
-            return rows_url, rows_url
-        return rows_url, self.claim_address("change", quote(row.pk))
-
 
 def list_action(action: Action) -> Callable[..., HttpResponseBase]:
     """Return the action as Django's list of actions calls it."""
@@ -203,7 +201,8 @@ def list_action(action: Action) -> Callable[..., HttpResponseBase]:
     @admin.action(permissions=["operate"], description=label)
     def run(model_admin: ClaimActions, request: HttpRequest, rows: Any) -> HttpResponseBase:
         sent = {name: request.POST.getlist(name) for name in SENT}
-        return model_admin.claim_action(request, action, claims_of(rows), hidden=sent)
+        rows, rows_url = claims_of(rows), request.get_full_path()
+        return model_admin.claim_action(request, action, rows, rows_url, hidden=sent)
 
     run.__name__ = f"claim_{action.slug.replace('-', '_')}"
     return run
