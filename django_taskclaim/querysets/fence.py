@@ -237,7 +237,9 @@ def fence_delete(model: Any) -> None:
                 if stands:
                     deleted = unfenced(row, *args, **kwargs)
                     # A user's base class may only mark the row, or delete it by a queryset: then the key stays here.
-                    gone = row.pk != key or bool(lock_claims([row]))
+                    # With keep_parents=True the row of a parent, which may be the one that is claimed, stays.
+                    has_key = row.pk == key or type(row)._meta.parents
+                    gone = not has_key or bool(lock_claims([row]))
         except BaseException:
             # Django has removed the key already. The call can be repeated only with it.
             if stands and row.pk != key:

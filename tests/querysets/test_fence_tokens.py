@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimLost
 from tests.factories import make
 from tests.meanwhile import autocommit_off
@@ -124,6 +125,20 @@ def test_what_is_no_token_is_a_value_error() -> None:
     for given in WRONG:
         with pytest.raises(ValueError, match="is no claim token"):
             Photo.objects.with_token(row.pk, given)
+
+
+@pytest.mark.parametrize("model", [Child, ChildOwnsClaim])
+def test_a_child_that_leaves_its_parent_ends_the_claim_only_with_the_claimed_row(
+    model: Any,
+) -> None:
+    row = claimed(model)
+    owner, key = claim_columns(model).owner, row.pk
+    row.delete(keep_parents=True)
+    stays = owner is not model
+    assert row.claim.lost is not stays
+    if stays:
+        row.claim.complete()
+        assert owner.objects.get(pk=key).status == "complete"
 
 
 # What a verb has ended stays ended if the transaction commits, and stands again if it does not.
