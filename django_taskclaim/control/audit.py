@@ -76,44 +76,47 @@ def record_action(
         using = router.db_for_write(model or Switch)
     for alias in [using] if isinstance(using, str) else using:
         if is_on(alias):
-            with _guarded(alias):
-                act = OperatorAct.objects.using(alias).create(at=DatabaseNow(), **facts)
-                # What a model keeps of all that happens to its rows comes from the signal.
-                if rows and key and not is_named(model):
-                    step = ClaimEvent(model=label, key=act.key, event=action[:20], at=DatabaseNow())
-                    step.holder, step.detail = act.by, act.reason
-                    step.save(using=alias)
+            act = OperatorAct(at=DatabaseNow(), **facts)
+            records: list[models.Model] = [act]
+            # What a model keeps of all that happens to its rows comes from the signal.
+            if rows and key and not is_named(model):
+                step = ClaimEvent(model=label, key=act.key, event=action[:20], at=DatabaseNow())
+                step.holder, step.detail = act.by, act.reason
+                records.append(step)
+            _store(alias, records)
     if getattr(by, "pk", None) is not None and apps.is_installed("django.contrib.admin"):
         done = str(DONE.get(action, action))
         title = f"{key or subject}: {done}"
-        _store_entry(model or Switch, by, key if rows else "", title, f"{capfirst(done)}{why}")
+        entry = _entry(model or Switch, by, key if rows else "", title, f"{capfirst(done)}{why}")
+        _store(router.db_for_write(apps.get_model("admin.LogEntry")), entry)
 
 
-@contextmanager
-def _guarded(alias: str) -> Iterator[None]:
-    """Log what goes wrong as a record is stored, and leave a transaction of the caller's usable."""
+def _store(alias: str, records: Iterable[models.Model]) -> None:
+    """Store all of the records or none; log what goes wrong, and leave a transaction of the caller's usable."""
     try:
         with transaction.atomic(using=alias):
-            yield
+            for record in records:
+                record.save(using=alias)
     except Exception:
         logger.exception("The record of an action could not be stored on %r", alias)
 
 
-def _store_entry(model: type[models.Model], user: Any, key: str, title: str, text: str) -> None:
-    """Store what the admin shows as a recent action, and in the history of the row."""
+def _entry(
+    model: type[models.Model], user: Any, key: str, title: str, text: str
+) -> Iterator[models.Model]:
+    """Yield what the admin shows as a recent action, and in the history of the row; asks for its content type."""
     from django.contrib.admin.models import CHANGE, LogEntry
     from django.contrib.contenttypes.models import ContentType
 
-    with _guarded(alias := router.db_for_write(LogEntry)):
-        content_type = ContentType.objects.get_for_model(model, for_concrete_model=False)
-        LogEntry.objects.using(alias).create(
-            user_id=user.pk,
-            content_type_id=content_type.pk,
-            object_id=key or None,
-            object_repr=clean(title)[:200],
-            action_flag=CHANGE,
-            change_message=clean(text)[:2000],
-        )
+    content_type = ContentType.objects.get_for_model(model, for_concrete_model=False)
+    yield LogEntry(
+        user_id=user.pk,
+        content_type_id=content_type.pk,
+        object_id=key or None,
+        object_repr=clean(title)[:200],
+        action_flag=CHANGE,
+        change_message=clean(text)[:2000],
+    )
 
 
 # The switch
