@@ -60,7 +60,7 @@ class Overview:
     progress: Progress
     #: The pause that stops claims of this model now.
     pause: Switch | None = None
-    #: Whether workers, or code like theirs, still run rows in spite of that pause.
+    #: Whether unexpired rows of workers, or of code like theirs, still run in spite of that pause.
     is_finishing: bool = False
     #: The automatic stops in force, each of one process or of everyone, the one that holds longest first.
     throttles: list[Throttle] = field(default_factory=list)
@@ -137,7 +137,7 @@ def overviews(
             progress=progress,
             pause=pause,
             is_finishing=bool(pause and progress.processing)
-            and rows.filter(is_running(columns), **by_worker).exists(),
+            and rows.filter(is_running(columns) & ~is_expired(columns), **by_worker).exists(),
             throttles=_throttles(scope_of(model), known, stops, now),
             limits=stops.limits,
             switch=stops.own,

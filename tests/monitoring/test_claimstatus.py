@@ -11,6 +11,7 @@ import pytest
 from django_taskclaim import policy
 from django_taskclaim.completion import as_completion
 from django_taskclaim.models import Switch
+from django_taskclaim.monitoring.overview import overview
 from django_taskclaim.switch import pause, pause_all
 from tests.commands import failed, in_each_state, lapsed, live_worker, outcome, run
 from tests.factories import make
@@ -68,6 +69,13 @@ def test_json_has_every_figure() -> None:
     assert (photo["model"], photo["database"]) == (PHOTO, "default")
     assert photo["at"].endswith("+00:00")
     assert seen["failing"] == []
+
+
+def test_rows_whose_leases_have_ended_do_not_keep_a_model_pausing() -> None:
+    everything()
+    assert overview(Photo, "default").is_finishing
+    execute(f"UPDATE {table_of(Photo)} SET expires_at = {clock('-1 HOUR')}")
+    assert not overview(Photo, "default").is_finishing
 
 
 @pytest.mark.parametrize("use_tz", [True, False])
