@@ -50,12 +50,17 @@ def counted(number: int, singular: str, plural: str = "") -> str:
     return f"{format_number(number)} {singular if number == 1 else plural or singular + 's'}"
 
 
+def plain(text: str) -> str:
+    """Return *text* in one line that sends no codes to a terminal: what cannot be printed becomes a space."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or its name where it says nothing."""
+    """Return the first line of what an error says, plain, or its name where it says nothing."""
     # Beside their text these have every object that is protected.
     is_protected = isinstance(error, (ProtectedError, RestrictedError))
     text = str(error.args[0] if is_protected else error)
-    return (text.strip() or type(error).__name__).splitlines()[0]
+    return plain((text.strip() or type(error).__name__).splitlines()[0])
 
 
 def with_source(key: str, source: str) -> str:

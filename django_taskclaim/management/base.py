@@ -28,7 +28,7 @@ from django_taskclaim.control.actions import Action
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.doctor import missing_table
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.formatting import counted, first_line, listed
+from django_taskclaim.formatting import counted, first_line, listed, plain
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.signals import acted_by
@@ -127,8 +127,9 @@ class ClaimCommand(BaseCommand):
         sign = self.style.SUCCESS("ok")
         if finding.level >= WARNING:
             sign = self.style.ERROR("!!") if finding.is_serious() else self.style.WARNING("..")
-        yield f"{sign}  {finding.msg} ({finding.id})" if finding.id else f"{sign}  {finding.msg}"
-        yield from (f"    {line}" for line in (finding.hint or "").splitlines())
+        text = f"{finding.msg} ({finding.id})" if finding.id else finding.msg
+        yield f"{sign}  {plain(text)}"
+        yield from (f"    {plain(line)}" for line in (finding.hint or "").splitlines())
 
 
 class RowsCommand(ClaimCommand):

@@ -25,6 +25,7 @@ from django_taskclaim.contention import is_contention, is_refusal
 from django_taskclaim.db.sql import SQL, Key
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import TaskClaimError
+from django_taskclaim.formatting import plain
 from django_taskclaim.querysets.scope import ClaimTarget, Rows
 
 logger = logging.getLogger("django_taskclaim")
@@ -154,7 +155,7 @@ class RefusedRow(NamedTuple):
     def __str__(self) -> str:
         name, _, text = self.error.partition(": ")
         # The class comes first: people who may not see the row are shown no more than that.
-        return f"{name}: {self.model._meta.label} {self.key} cannot be written: {text}"
+        return plain(f"{name}: {self.model._meta.label} {self.key} cannot be written: {text}")
 
 
 #: The rows that were refused last in this process, so many at most.

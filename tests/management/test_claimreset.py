@@ -127,7 +127,7 @@ def test_a_terminal_is_asked_before_anything_changes(
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(IntegrityError("full"), 1), (KeyboardInterrupt(), 130)]
+    ("error", "code"), [(IntegrityError("full\x1b[2J"), 1), (KeyboardInterrupt(), 130)]
 )
 def test_what_was_done_before_a_stop_is_reported_and_recorded(
     settings: Any, error: BaseException, code: int
@@ -145,6 +145,7 @@ def test_what_was_done_before_a_stop_is_reported_and_recorded(
         ended, out, errors = outcome("claimreset", "testapp.Photo")
     assert ended == code
     assert "Reset 4 rows" in out + errors
+    assert "\x1b" not in errors
     assert open_among(rows) == 4
     assert [number for _act, number, *_ in recorded()] == [4]
 

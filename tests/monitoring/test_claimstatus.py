@@ -23,6 +23,9 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 
 PHOTO = "testapp.Photo"
 
+#: Clears a terminal's screen, and begins a line.
+CODES = "\x1b[2J\nforged"
+
 
 def judged(*words: str) -> tuple[int, str]:
     """Return the exit code of ``claimstatus -v 0``, and its reason."""
@@ -41,10 +44,10 @@ def everything() -> None:
     Photo.objects.release(Photo.objects.order_by("-pk").claim_batch(1), delay=3600)
     (expired,) = lapsed(Photo)
     set_raw(expired, "expires_at", clock("-1 HOUR"))
-    pause(Photo, by="ann", reason="deploy", until=600)
+    pause(Photo, by="ann", reason=f"deploy{CODES}", until=600)
     execute(f"UPDATE {table_of(Switch)} SET paused_at = {clock('-3 HOUR')}")
     throttles = [
-        {"label": "testapp.photo", "source": "lag", "reason": "slow", "until": until}
+        {"label": "testapp.photo", "source": "lag", "reason": f"slow{CODES}", "until": until}
         for until in ("2100-01-01T00:00:00+00:00", "2020-01-01T00:00:00+00:00")
     ]
     live_worker(PHOTO, "testapp.Job", rows_held=2, rows_done=7, throttles=throttles)
@@ -193,24 +196,26 @@ def test_a_model_is_a_line_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("use_tz", [True, False])
 def test_holders_waits_pauses_and_workers_are_shown(use_tz: bool, settings: Any) -> None:
-    """Two batches of one process are one holder; ten holders are shown. An error text cannot send codes."""
+    """Two batches of one process are one holder; ten holders are shown. What is stored cannot send codes."""
     settings.USE_TZ = use_tz
     failed(Photo, 1, ValueError("no\x1b[2J picture"))
     make(Photo, 16)
     for _ in range(2):
         Photo.objects.claim_batch(2)
     for number in range(12):
-        Photo.objects.claim_batch(1, claimed_by=f"user:{number}", lease=86_400)
+        Photo.objects.claim_batch(1, claimed_by=f"user:{number}{CODES}", lease=86_400)
     everything()
     text = run("claimstatus", PHOTO)
     assert re.search(r"failed: \d+: ValueError: no \[2J picture", text)
     assert re.search(r"held by \d+@\S+: 6 rows", text)
-    assert re.search(r"held by user:\d+: 1 row, a lease ends at \S+ ", text)
+    assert re.search(r"held by user:\d+ \[2J forged: 1 row, a lease ends at \S+ ", text)
     assert text.count("held by") == 10
     assert "and by 3 more" in text
     assert re.search(r"The leases of 1 row have ended, .*\n      manage.py release_expired", text)
     assert re.search(r"testapp.Photo is paused by ann since .*, until .*: deploy", text)
     assert re.search(r"worker@host:0  testapp.Photo, testapp.Job +2 +7 +0", text)
     assert "\n  worker@host:2" not in text, "it has been silent for minutes"
+    text += outcome("claimdoctor", PHOTO)[1]
+    assert not re.search(r"\x1b|^forged", text, re.MULTILINE)
     pause_all(by="bob")
     assert "All models are paused by bob" in run("claimstatus", PHOTO)

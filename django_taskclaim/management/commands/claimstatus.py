@@ -42,7 +42,7 @@ from django_taskclaim.control.audit import overrides_text
 from django_taskclaim.doctor import reasons
 from django_taskclaim.error_text import one_line
 from django_taskclaim.fields import as_utc
-from django_taskclaim.formatting import counted, format_duration, format_moment, with_source
+from django_taskclaim.formatting import counted, format_duration, format_moment, plain, with_source
 from django_taskclaim.handlers import handler_for
 from django_taskclaim.management.base import ClaimCommand, UsageError, duration, lacking
 from django_taskclaim.models import WorkerProcess
@@ -177,7 +177,7 @@ class Command(ClaimCommand):
                 known = dict.fromkeys(
                     line for one in lacking(self.where) for line in (one.msg, one.hint)
                 )
-                lines = [head, "", *(known or str(error).splitlines())]
+                lines = [head, "", *(known or map(plain, str(error).splitlines()))]
             # What the screen has no room for is left out: scrolled away, it would stay above.
             shown = "\n".join(lines[: shutil.get_terminal_size().lines - 1])
             self.stdout.write(f"{CLEAR}{shown}{WRAP}")
@@ -206,7 +206,7 @@ class Command(ClaimCommand):
         """Yield aligned columns under the heads in the first row, so many to the *left* and the others to the right."""
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         places = [f"{{:{'<' if n < left else '>'}{width}}}" for n, width in enumerate(widths)]
-        head, *lines = ("  ".join(places).format(*cells) for cells in rows)
+        head, *lines = ("  ".join(places).format(*map(plain, cells)) for cells in rows)
         yield from (self.style.MIGRATE_HEADING(head), *lines)
 
     def _details(self, seen: Overview) -> Iterator[str]:
@@ -216,7 +216,7 @@ class Command(ClaimCommand):
             yield f"{counted(done, 'row')} done of about {planned:,}"
         if seen.switch.overrides:
             who = seen.switch.set_by or "somebody"
-            yield f"set by {who}: {overrides_text(seen.switch.overrides)}"
+            yield f"set by {plain(who)}: {overrides_text(seen.switch.overrides)}"
         if seen.due_since is not None:
             yield f"longest due: {format_duration(seen.now - seen.due_since)} (oldest_due)"
         if note := policy_for(seen.model).completion.note:
@@ -226,12 +226,11 @@ class Command(ClaimCommand):
                 yield from self.finding_lines(finding)
         for row in latest_failures(ClaimQuerySet(seen.model, using=seen.alias), ERRORS):
             if text := one_line(row.error, row.text):
-                failure = f"failed: {with_source(str(row.key), row.source)}: {text}"
-                yield "".join(c if c.isprintable() else " " for c in failure)
+                yield plain(f"failed: {with_source(str(row.key), row.source)}: {text}")
         for holder in seen.holders[:HOLDERS]:
             end = holder.next_expiry
             lease = "no lease" if end is None else f"a lease ends at {format_moment(end)}"
-            yield f"held by {holder.name}: {counted(holder.rows, 'row')}, {lease}"
+            yield f"held by {plain(holder.name)}: {counted(holder.rows, 'row')}, {lease}"
         if (more := len(seen.holders) - HOLDERS) > 0:
             yield f"and by {more:,} more"
 
