@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 from django_taskclaim import conf
 from django_taskclaim.connecting import in_no_transaction
 from django_taskclaim.control.models import ThroughputMinute, is_on
+from django_taskclaim.handlers import handler_for
 from django_taskclaim.monitoring.overview import Overview, overview
 from django_taskclaim.monitoring.server import in_time
 from django_taskclaim.states import UNKNOWN, Status
@@ -36,8 +37,8 @@ from django_taskclaim.worker.counters import ENDS, Counts, times
 
 LABELS = ("model", "database")
 
-#: What is read of each model by itself, and what the figure says.
-GAUGES: dict[str, tuple[str, Callable[[Overview], float]]] = {
+#: What is read of each model by itself, and what the figure says; a model for which it is None does not have it.
+GAUGES: dict[str, tuple[str, Callable[[Overview], float | None]]] = {
     "due": ("Open rows that can be claimed now.", lambda seen: seen.due),
     "oldest_due_seconds": (
         "How long the oldest due row has been due; 0 if no row is due.",
@@ -46,7 +47,10 @@ GAUGES: dict[str, tuple[str, Callable[[Overview], float]]] = {
     "expired": ("Running rows whose lease has ended.", lambda seen: seen.expired),
     "paused": ("1 while a pause stops claims.", lambda seen: seen.pause is not None),
     "throttled": ("1 while an automatic stop is in force.", lambda seen: bool(seen.throttles)),
-    "workers": ("Living worker processes that serve the model.", lambda seen: len(seen.living)),
+    "workers": (
+        "Living worker processes that serve the model, where it has a handler.",
+        lambda seen: len(seen.living) if handler_for(seen.model) else None,
+    ),
 }
 
 #: What worker processes have reported, as ``worker.counters`` names it, the figure made of each, and what it says.
@@ -114,7 +118,8 @@ class QueueCollector(Collector):
         for name, (text, value) in GAUGES.items():
             gauge = GaugeMetricFamily(f"taskclaim_{name}", text, labels=LABELS)
             for labels, (seen, _) in known.items():
-                gauge.add_metric(labels, value(seen))
+                if (measured := value(seen)) is not None:
+                    gauge.add_metric(labels, measured)
             yield gauge
         counted = {labels: one for labels, (_, one) in known.items() if is_on(labels[1])}
         for column, (name, text) in COUNTERS.items():

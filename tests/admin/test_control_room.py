@@ -203,6 +203,7 @@ def test_a_model_that_a_pause_of_its_parent_stops_is_resumed_there(boss: Client)
 def test_a_pause_waits_for_workers_and_not_for_people(looks: Client) -> None:
     make(Photo, 1)
     Photo.objects.claim_batch(1, claimed_by="user:17", durable=False)
+    assert "OPEN Rows wait for people" in text_of(looks.get(photos()))
     pause(Photo, by="Ada")
     assert re.search(r"paused by Ada .* 1 row held by people", text_of(looks.get(photos())))
 
@@ -250,9 +251,10 @@ def test_a_page_without_a_living_worker_promises_nothing(looks: Client) -> None:
         minute(now, ago, process=name, done=60)
     for act in ("reset", *["export"] * 12):
         record_action(Photo, act, by="ada", reason="mended")
-    page = text_of(looks.get(photos(range="6h")))
+    with handling(Photo):
+        page = text_of(looks.get(photos(range="6h")))
     assert "reset, ada “mended”" in page, "the flag of the chart"
-    assert re.search("no worker is alive.* 5 of 10 ", page)
+    assert re.search("NO WORKER Rows are due, and no worker is alive.* 5 of 10 ", page)
     for promise in ("RUNNING", " left", "rows/s"):
         assert promise not in page
     worker(SILENT)

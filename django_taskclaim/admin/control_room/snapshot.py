@@ -31,6 +31,7 @@ from django_taskclaim.control.reading import DAY, HOUR, Slot
 from django_taskclaim.doctor import missing_table, reasons
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import format_duration
+from django_taskclaim.handlers import handler_for
 from django_taskclaim.monitoring.overview import Holder, Overview, overview, overviews
 from django_taskclaim.monitoring.server import in_time
 from django_taskclaim.policy import policy_for
@@ -189,7 +190,10 @@ class State(NamedTuple):
 
 
 #: The kinds of states, the worst first.
-KINDS = ("unknown", "throttled", "ready", "paused", "pausing", "running", "idle", "done")
+KINDS = (
+    *("unknown", "no-worker", "throttled", "ready", "paused", "pausing", "running"),
+    *("open", "idle", "done"),
+)
 
 
 def state_of(known: Snapshot) -> State:
@@ -203,9 +207,16 @@ def state_of(known: Snapshot) -> State:
         return State("paused", "❚❚", _("PAUSED"), sentence)
     if not seen.progress.left and seen.progress.complete == seen.progress.total > 0:
         return State("done", "✓", _("DONE"), _("All rows are complete."))
+    for_people = not seen.living and handler_for(seen.model) is None
     if not seen.progress.left:
         alone = _("There is nothing to do, and no worker is alive.")
-        return State("idle", "✓", _("IDLE"), _("There is nothing to do.") if seen.living else alone)
+        sentence = _("There is nothing to do.") if seen.living or for_people else alone
+        return State("idle", "✓", _("IDLE"), sentence)
+    if for_people:
+        sentence = _("Rows wait for people, or for code of your own: no worker serves this model.")
+        return State("open", "▷", _("OPEN"), sentence)
+    if not seen.living and seen.due:
+        return State("no-worker", "!", _("NO WORKER"), _("Rows are due, and no worker is alive."))
     if not seen.living:
         return State("ready", "▷", _("READY"), _("Rows wait, and no worker is alive."))
     if (stop := seen.stopped_by) is not None:
