@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_taskclaim.querysets.writes import stop_everyone
-from django_taskclaim.switch import pause
+from django_taskclaim.switch import pause, resume
 from tests.contrib.conftest import Editor, address, words
 from tests.querysets.support import clock, facts, lose, set_raw, stored
 
@@ -198,7 +198,9 @@ def test_skip_puts_the_article_off_and_writes_nothing(ada: Editor, held: int) ->
     row = Article.objects.get(pk=held)
     assert (facts(row).status, row.text) == ("open", "Text 0.")
     assert held not in ada.fetch()
-    assert ada.send(address(held), **fields, act="skip").status_code == 409
+    late = words(ada.send(address(held), **fields, act="skip"))
+    assert re.search(r"It was put off until [\w.,: ]+, and nobody gets it before\.", late)
+    assert 'value="take"' not in late
 
 
 def test_hand_over_saves_and_passes_on(
@@ -222,7 +224,11 @@ def test_a_free_article_is_taken_from_its_page(
     ada: Editor, ben: Editor, articles: list[Article]
 ) -> None:
     pk = articles[7].pk
-    assert "nobody holds it" in words(ben.look(address(pk)))
+    for turn, is_paused in ((pause, True), (resume, False)):
+        turn(Article, using="default")
+        page = words(ben.look(address(pk)))
+        assert "nobody holds it" in page
+        assert ("at the moment: paused." in page) == ('value="take"' not in page) == is_paused
     ben.send(address(pk), act="take")
     assert ben.mine() == [pk]
     lapse(pk)

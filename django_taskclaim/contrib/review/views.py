@@ -270,6 +270,7 @@ class HeldRowView(HolderMixin, UpdateView):  # type: ignore[type-arg]  # not gen
         form = self.get_form() if was_sent else None
         context = {
             "row": row,
+            "why": None if row is None else rows.why_empty(self.holder()),
             "form": form,
             "differing": [] if form is None else [one.name for one in form if differs(one)],
             "back": self.success_url or "",
