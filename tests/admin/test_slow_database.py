@@ -7,7 +7,7 @@ from django.db import connection
 from django.test import Client, override_settings
 
 from django_taskclaim.switch import pause, paused_by
-from tests.admin.room import failed, group_of, overview, photos, said, text_of, worker
+from tests.admin.room import command_url, failed, group_of, overview, photos, said, text_of, worker
 from tests.commands import nobody_answers, table_away
 from tests.factories import make
 from tests.meanwhile import column_away
@@ -78,6 +78,8 @@ def test_a_resume_asks_and_says_where_a_database_did_not_answer(boss: Client) ->
     with override_settings(DATABASE_ROUTERS=[_PhotosElsewhere()]), nobody_answers("other"):
         asked = boss.get(photos("resume"))
         done = boss.post(photos("resume"), {"reason": ""})
+        for answer in (boss.get(command_url("drain")), boss.post(command_url("drain"))):
+            assert "The database did not answer in time." in said(answer)
     assert (asked.status_code, done.status_code) == (200, 302)
     assert "The switch was set on default, but not on other" in said(done)
     assert paused_by(Photo, using="default") is None

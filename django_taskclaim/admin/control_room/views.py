@@ -291,12 +291,20 @@ class ModelPage(OverviewPage):
 
     # What a person can do
 
+    def not_in_time(self, request: HttpRequest) -> HttpResponseBase:
+        """Return to the page, which says that the database did not answer."""
+        messages.warning(request, _("The database did not answer in time."))
+        return redirect(self.url)
+
     def command(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Ask for confirmation, and then give one worker process the command to drain or to stop."""
         if not is_on(self.alias):
             raise Http404
         action, name = actions.WORKER_COMMANDS[page], request.GET.get("worker", "")
-        worker = next((one for one in workers(self.alias) if one.name == name), None)
+        listed = in_time(self.alias, partial(workers, self.alias))
+        if listed is None:
+            return self.not_in_time(request)
+        worker = next((one for one in listed if one.name == name), None)
         # A worker may serve models that this user may not operate on. To one that has left nothing is sent.
         allowed = worker is None or (
             worker.serves(self.model)
@@ -396,8 +404,7 @@ class ModelPage(OverviewPage):
         read = partial(latest_failures, self.rows(request), failures.EXPORTED + 1)
         found = in_time(self.alias, read, failures.READING_LIMIT)
         if found is None:
-            messages.warning(request, _("The database did not answer in time."))
-            return redirect(self.url)
+            return self.not_in_time(request)
         note = ""
         if len(found) > failures.EXPORTED:
             note = _("Only the last %(rows)s failed rows were read.") % {"rows": failures.EXPORTED}
