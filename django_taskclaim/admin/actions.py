@@ -5,7 +5,7 @@ bare method and knows integer keys only, so the addresses are made here, and eac
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -92,12 +92,11 @@ class ClaimActions(OperatePermission):
         self, request: HttpRequest, row: models.Model, *, query: str = ""
     ) -> Buttons:
         """Yield the buttons of a row, those first that are made for its state; others ask for a tick."""
-        facts = facts_of(row)
-        status = facts.status
+        status = facts_of(row).status
         # An empty key has no address.
         if str(row.pk) and self.has_operate_permission(request, row):
             for action in sorted(ROW_ACTIONS, key=lambda action: status not in action.states):
-                if action.takes(status) and (facts.kind == WAITING or not action.waiting):
+                if fitting_states(action, [status], row):
                     where = self.claim_address("claim", quote(row.pk), action.slug)
                     yield {"title": str(action.label), "path": where + query}
 
@@ -182,16 +181,35 @@ class ClaimActions(OperatePermission):
             crumbs.append(Crumb(name, self.claim_address("change", quote(row.pk))))
         elif states.total() > MOST:
             facts = [_("More than %(number)s rows") % {"number": number(MOST)}]
-        takes = action.takes(Status.PROCESSING) and Status.PROCESSING in states
+        fitting = fitting_states(action, states, row)
         return question.page(
             title=f"{action.label}: {name}",
             sentence=str(action.sentence),
-            warning=str(LOSE) if takes else "",
+            warning=caution(action, fitting),
+            can_act=bool(fitting),
             facts=facts,
             back=back,
             crumbs=crumbs,
             site=self.admin_site,
         )
+
+
+def fitting_states(
+    action: Action, states: Iterable[str], row: models.Model | None = None
+) -> set[str]:
+    """Return those of the *states* that the action changes, if only when named; of one *row* none if it must wait first."""
+    if row is not None and action.waiting and facts_of(row).kind != WAITING:
+        return set()
+    return {one for one in states if action.takes(one)}
+
+
+def caution(action: Action, fitting: Collection[str]) -> str:
+    """Return what a person should know before they act: who loses a row, or that no row is in a fitting state."""
+    if fitting:
+        return str(LOSE) if Status.PROCESSING in fitting else ""
+    wanted = [WAITING] if action.waiting else filter(action.takes, STATES)
+    text = _("Nothing can be done: this is for rows in the state %(states)s.")
+    return text % {"states": ", ".join(str(STATES[one]) for one in wanted)}
 
 
 def list_action(action: Action) -> Callable[..., HttpResponseBase]:

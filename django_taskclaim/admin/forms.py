@@ -95,8 +95,12 @@ class Question:
         crumbs: Sequence[Crumb] = (),
         warning: str = "",
         facts: Sequence[str] = (),
+        can_act: bool = True,
     ) -> HttpResponseBase:
-        """Show what is about to happen, with the form; under a *warning* the button is red."""
+        """Show what is about to happen, with the form; under a *warning* the button is red.
+
+        Without the form where nobody *can_act*; then the warning says why.
+        """
         self._request.current_app = site.name
         context = {
             **site.each_context(self._request),
@@ -104,6 +108,7 @@ class Question:
             "sentence": sentence,
             "warning": warning,
             "changed": self._has_changed,
+            "can_act": can_act,
             "facts": facts,
             "form": self._form,
             "hidden": {**self._hidden, CONFIRMED: ["yes"]}.items(),

@@ -169,6 +169,9 @@ def test_without_the_control_app_the_models_own_permissions_count(
 @pytest.mark.parametrize("model", [ClaimOnly, UuidKey, TextKey, PrefixedOwnStatus, Child])
 def test_buttons_and_actions_find_rows_by_any_key(boss: Client, in_states: Any, model: Any) -> None:
     rows = in_states(model)
+    late = boss.get(act_on(model, "release", rows["complete"]))
+    assert "Nothing can be done: this is for rows in the state running." in text_of(late)
+    assert '<input type="submit"' not in late.content.decode()
     perform(boss, act_on(model, "pause-rows", rows["open"]), {"reason": "r"})
     assert facts(rows["open"]).status == "paused"
     assert recorded()[-1][5] == str(rows["open"].pk)[:255]
