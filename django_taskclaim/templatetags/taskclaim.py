@@ -3,8 +3,10 @@
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.forms import BoundField
 from django.template import Library
 from django.utils import formats, timezone
+from django.utils.choices import flatten_choices
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.control.actions import DONE
@@ -56,6 +58,16 @@ def claim_column(row: Any, role: str) -> Any:
     """Return what the row has in its claim column of this role, such as ``expires_at``; None without such a column."""
     field = getattr(claim_columns(type(row)), role)
     return None if field is None else getattr(row, field.attname)
+
+
+@register.filter
+def stored(field: BoundField) -> Any:
+    """Return what a form field began with, as people read it: of choices their labels."""
+    labels = dict(flatten_choices(getattr(field.field, "choices", ())))
+    if not labels:
+        return field.initial
+    values = field.initial if isinstance(field.initial, list) else [field.initial]
+    return ", ".join(str(labels.get(value, value)) for value in values if value is not None)
 
 
 @register.filter

@@ -131,7 +131,8 @@ def test_a_late_form_overwrites_nothing_and_loses_no_word(
         taken = lose(row, ben.who)
         taken.text = "Ben's words."
         if lost == "finished":
-            taken.claim.complete(update_fields=["text"])
+            taken.verdict = "mend"
+            taken.claim.complete(update_fields=["text", "verdict"])
         else:
             taken.save(update_fields=["text"])
     row.pk = held
@@ -148,6 +149,8 @@ def test_a_late_form_overwrites_nothing_and_loses_no_word(
         "gone": "It is gone.",
     }
     assert said[lost] in page
+    if lost == "finished":
+        assert '<div class="tr-stored">publish with my changes</div>' in page
 
 
 def test_the_line_ends_of_a_browser_are_no_difference(ada: Editor, ben: Editor, held: int) -> None:
