@@ -104,7 +104,7 @@ class ClaimActions(OperatePermission):
         """Yield what stands above the list: for all failed rows of the model, and its control room."""
         if self.has_operate_permission(request):
             where = self.claim_address("claim", RESET.slug)
-            yield {"title": _("Reset failed rows"), "path": where + query}
+            yield {"title": _("Reset all failed rows"), "path": where + query}
         # A site may have no control room.
         may_look = may(request, "view_control", self.model, model_admin=self)
         if may_look and self.admin_site.is_registered(Control):
@@ -197,7 +197,7 @@ class ClaimActions(OperatePermission):
 def fitting_states(
     action: Action, states: Iterable[str], row: models.Model | None = None
 ) -> set[str]:
-    """Return those of the *states* that the action changes, if only when named; of one *row* none if it must wait first."""
+    """Return those of the *states* that the action changes, if only when named, for one *row* as it is."""
     if row is not None and action.waiting and facts_of(row).kind != WAITING:
         return set()
     return {one for one in states if action.takes(one)}

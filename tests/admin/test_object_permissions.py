@@ -257,7 +257,7 @@ def test_another_site_has_a_control_room_with_its_own_addresses_and_rules(ada: C
     assert f'href="{own()}"' in page
     assert "/admin/taskclaim" not in page
     menu = text_of(ada.get(address(Photo, site="bare")))
-    assert "Reset failed rows " in menu
+    assert "Reset all failed rows " in menu
     assert "Control room" not in menu
     grace = somebody(name="grace", is_superuser=True)
     assert "Pause claiming" not in text_of(grace.get(own()))

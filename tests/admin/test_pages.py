@@ -55,7 +55,7 @@ def test_holder_lease_tries_and_error_are_shown_in_plain_words(
         for words in (
             r"open 2 waiting running 2 expired complete 1 failed 1 paused 1 ",
             r"Failed with LookupError ",
-            r"Reset failed rows Control room ",
+            r"Reset all failed rows Control room ",
             r"held by worker-3@web-2:811, \d+ (min|s) left",
             r"try 1 of 5",
             r"tried 1 of 5 next in \d min",
@@ -210,8 +210,8 @@ def test_a_filter_of_the_users_stays_beside_ours(
 def test_a_list_that_is_searched_has_no_counts_of_states(boss: Client, in_states: Any) -> None:
     in_states(Photo)
     for query, words in (
-        ("?_facets=True", "failed 1 paused 1 Failed with LookupError Reset failed rows"),
-        ("?q=nothing", "failed paused Failed with LookupError Reset failed rows"),
+        ("?_facets=True", "failed 1 paused 1 Failed with LookupError Reset all failed rows"),
+        ("?q=nothing", "failed paused Failed with LookupError Reset all failed rows"),
     ):
         assert words in text_of(boss.get(address(Photo) + query))
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import connections
+from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
 from django_taskclaim import conf
@@ -18,6 +19,7 @@ from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.monitoring.errors import LENGTH, TriedRow, latest_failures, tried_rows
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets import ClaimQuerySet
+from django_taskclaim.templatetags.taskclaim import short_name
 
 Rows = ClaimQuerySet[Any]
 
@@ -94,6 +96,11 @@ class Group:
     def id(self) -> str:
         """Names the group in a URL."""
         return group_id(self.error, self.message)
+
+    @property
+    def kind(self) -> str:
+        """What people call the group: the class of the error, or how its message begins."""
+        return short_name(self.error) or Truncator(self.message).chars(60)
 
     @property
     def day(self) -> int:

@@ -124,6 +124,10 @@ class Snapshot:
             known = reading.known_failures(model, using=alias)
             for group in self.failed.groups:
                 group.known = known.get(group.id)
+            kinds = {group.id: group.kind for group in self.failed.groups}
+            for act in self.acts:
+                if act.act == "mark as known":
+                    act.key = kinds.get(act.key, "")
             self.chart = chart(reading.slots(minutes, seen.now, span), self.acts)
             self.forecast = forecast(seen, self.hour, reading.slots(minutes, seen.now, DAY))
         return True

@@ -371,7 +371,7 @@ class ModelPage(OverviewPage):
                 rows,
                 model_admin=self.model_admin,
                 keys=keys,
-                reason=" – ".join(filter(None, [group.error, group.id, answer["reason"]])),
+                reason=" – ".join(filter(None, [group.kind, answer["reason"]])),
             )
             # If the time was up, the page asks again, for the rest.
             return redirect(self.url if is_over else request.get_full_path())
@@ -397,8 +397,8 @@ class ModelPage(OverviewPage):
 
     def export(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Answer with the latest failed rows as CSV, all or those of a group, and record that somebody has them."""
-        group = request.POST.get("group", "")
-        # It names the file, and stands in the record.
+        group, kind = request.POST.get("group", ""), ""
+        # It names the file.
         if group and not failures.is_id(group):
             raise Http404
         read = partial(latest_failures, self.rows(request), failures.EXPORTED + 1)
@@ -411,7 +411,9 @@ class ModelPage(OverviewPage):
             found = found[: failures.EXPORTED]
         if group:
             found = [row for row in found if failures.group_of(row) == group]
-        facts: dict[str, Any] = {"reason": group, "using": self.alias, "by": request.user}
+            kinds = (failures.Group(row.error, failures.normalised(row.text)).kind for row in found)
+            kind = next(kinds, "")
+        facts: dict[str, Any] = {"reason": kind, "using": self.alias, "by": request.user}
         audit.record_action(self.model, "export", rows=len(found), **facts)
         text = failures.as_csv(found, note=note)
         response = HttpResponse(text, content_type="text/csv; charset=utf-8")
