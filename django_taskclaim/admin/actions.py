@@ -194,9 +194,7 @@ class ClaimActions(OperatePermission):
         )
 
 
-def fitting_states(
-    action: Action, states: Iterable[str], row: models.Model | None = None
-) -> set[str]:
+def fitting_states(action: Action, states: Iterable[str], row: models.Model | None) -> set[str]:
     """Return those of the *states* that the action changes, if only when named, for one *row* as it is."""
     if row is not None and action.waiting and facts_of(row).kind != WAITING:
         return set()

@@ -1,5 +1,6 @@
 """An editor in a browser: a page that can be seen renews its claim, says when it is lost, and keeps every word."""
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -63,6 +64,7 @@ def test_a_page_that_can_be_seen_renews_and_says_that_it_cannot_before_anything_
         set_raw(row, "expires_at", clock("+1 MINUTE"))
         ada.go(path)
         wait_until(lambda: facts(row).expires_at - timezone.now() > long, what="a renewal")
+        wait_until(lambda: not re.search(r"until \d", ada.text()), what="no moment that is over")
     ada.go(address(row.pk))
     ada.write("remark", "Half a sentence")
     ada.reads("keeps it longer while you can see it")

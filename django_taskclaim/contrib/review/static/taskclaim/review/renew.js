@@ -1,9 +1,9 @@
 // Renews what the page shows as held, while somebody can see the page: a browser that fetches it ahead keeps nothing.
 //
-//   <p data-taskclaim-kept hidden>…</p> <p data-taskclaim-lost hidden role="alert">…</p>
+//   <p data-taskclaim-until>…</p> <p data-taskclaim-kept hidden>…</p> <p data-taskclaim-lost hidden role="alert">…</p>
 //   <form method="post" data-taskclaim-renew="15"> …
 //
-// Every 15 seconds it sends the hidden fields of the form with act=renew, and then shows one of the two.
+// Every 15 seconds it sends the hidden fields of the form with act=renew, and then shows one of the last two.
 
 (() => {
   "use strict";
@@ -26,6 +26,8 @@
       const answer = await fetch(location.pathname, { method: "POST", body });
       show("kept", answer.status === 204);
       show("lost", answer.status !== 204);
+      // Where it was kept, the moment that was shown is not its end any more.
+      if (answer.status === 204) show("until", false);
     } catch {
       // Nobody has answered, and the next turn asks again.
     }
