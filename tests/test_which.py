@@ -1,8 +1,6 @@
 """A run proves which package and which database it tested, and that its processes used the same ones."""
 
 import os
-import subprocess
-import sys
 import sysconfig
 from importlib import resources
 from pathlib import Path
@@ -12,6 +10,7 @@ from django.db import connections
 
 import django_taskclaim
 from tests.conftest import server_version
+from tests.processes import output_of
 from tests.testapp.models import Ledger
 
 ROOT = Path(__file__).parent.parent
@@ -40,8 +39,7 @@ def test_a_process_uses_the_same_databases_and_package(process_env: dict[str, st
     assert len(names) == 2
     assert all(Path(name).name.startswith("test_") for name in names)
     Ledger.objects.create(model="a", key="1", note="parent")
-    command = [sys.executable, "-c", CHILD]
-    output = subprocess.check_output(command, env=process_env, cwd=ROOT, text=True)
+    output = output_of("-c", CHILD, env=process_env, cwd=ROOT)
     assert output.split() == ["parent", str(django_taskclaim.__file__)]
     assert Ledger.objects.using("other").get().note == "from the child"
 
@@ -56,4 +54,4 @@ def test_tox_tests_the_installed_wheel() -> None:
 def test_the_package_is_typed_and_imports_no_models() -> None:
     assert resources.files(django_taskclaim).joinpath("py.typed").is_file()
     code = "import sys, django_taskclaim; assert 'django.db.models' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    output_of("-c", code, env=os.environ)

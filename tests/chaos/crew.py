@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.freezing import stat, worker_children
+from tests.processes import wrong_clock
 
-CLOCKS = Path(__file__).with_name("clocks")
 A_DAY = 86400
 
 
@@ -129,8 +129,7 @@ class Crew:
         """Choose how wrong the clock is; two thirds of the workers are off by a day."""
         shift = self.rng.choice([0, -A_DAY, A_DAY])
         self.clocks["wrong" if shift else "right"] += 1
-        path = os.pathsep.join([str(CLOCKS), self.env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        return {"TASKCLAIM_CHAOS_SHIFT": str(shift), "PYTHONPATH": path}
+        return wrong_clock(shift)
 
     def stop(self, seconds: float = 20.0) -> None:
         """Ask all to stop, and end what has not gone in time."""

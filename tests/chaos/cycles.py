@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tests.processes import say
 from tests.waiting import wait_until
 
 LEASE = 1.0
@@ -140,4 +141,4 @@ if __name__ == "__main__":
     django.setup()
     for line in sys.stdin:
         cycle, key, boundary = line.split()
-        print(in_a_fork(cycle, int(key), int(boundary)), flush=True)
+        say(in_a_fork(cycle, int(key), int(boundary)))

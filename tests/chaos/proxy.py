@@ -8,13 +8,14 @@ input.
 
 import asyncio
 import contextlib
+import os
 import random
 import re
 import socket
 import struct
-import subprocess
 import sys
-from typing import Any, Self
+
+from tests.processes import Partner, say
 
 #: PostgreSQL's CommandComplete for COMMIT, as the server sends it, and for an UPDATE that has committed by itself: it
 #: leaves the session idle.
@@ -98,7 +99,7 @@ def cut(writer: asyncio.StreamWriter) -> None:
 async def serve(host: str, port: int) -> None:
     proxy = Proxy(host, port)
     server = await asyncio.start_server(proxy.connected, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    say(server.sockets[0].getsockname()[1])
     orders = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
@@ -106,29 +107,12 @@ async def serve(host: str, port: int) -> None:
         proxy.obey(word)
 
 
-class ProxyProcess:
+class ProxyProcess(Partner):
     """The proxy as its owner sees it."""
 
     def __init__(self, host: str, port: int) -> None:
-        self._process: Any = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.proxy", host, str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.port = int(self._process.stdout.readline())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def tell(self, word: str) -> None:
-        self._process.stdin.write(f"{word}\n")
-        self._process.stdin.flush()
+        super().__init__(os.environ, "tests.chaos.proxy", host, port)
+        self.port: int = self.heard()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
 """The process is killed before and after every statement of a full cycle, one after the other, none left out."""
 
-import subprocess
-import sys
-
 import pytest
 
 from tests.chaos.app.models import Effect, Work
 from tests.chaos.cycles import FIELDS, LEASE, claim, work
 from tests.chaos.oracle import Rules, offences
+from tests.processes import Partner
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.usefixtures("watched"), pytest.mark.long]
@@ -35,19 +33,15 @@ def test_killed_at_every_boundary(
 
 def kill_at_every_boundary(env: dict[str, str], cycle: str) -> int:
     """Run the cycle on a new row each time, killed one boundary later, until one is not killed; count the rows."""
-    command = [sys.executable, "-m", "tests.chaos.cycles"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env=env, text=True, **pipes) as kennel:
+    with Partner(env, "tests.chaos.cycles") as kennel:
         boundary, ended = 0, -9
         while ended == -9:
             # The newest row goes first where the cycle chooses by itself.
             row = Work.objects.create(priority=boundary)
-            kennel.stdin.write(f"{cycle} {row.pk} {boundary}\n")
-            kennel.stdin.flush()
-            ended = int(kennel.stdout.readline())
+            kennel.tell(f"{cycle} {row.pk} {boundary}")
+            ended = kennel.heard()
             boundary += 1
         assert ended == 0, f"the cycle itself failed at boundary {boundary - 1}"
-        kennel.stdin.close()
     return boundary
 
 

@@ -5,13 +5,11 @@ A line on standard output tells how far an act is, a line on standard input lets
 
 # ruff: noqa: E402 - models can be imported only once Django is set up
 
-import json
 import random
 import select
 import sys
 import time
 from contextlib import suppress
-from typing import Any
 
 import django
 
@@ -21,12 +19,8 @@ from django.db import transaction
 
 from django_taskclaim import named_lease
 from django_taskclaim.exceptions import ClaimLost, LeaseUnavailable
+from tests.processes import say
 from tests.testapp.models import Ledger, Photo
-
-
-def say(**facts: Any) -> None:
-    sys.stdout.write(json.dumps(facts) + "\n")
-    sys.stdout.flush()
 
 
 def count(name: str, lease: str) -> None:
@@ -39,7 +33,7 @@ def count(name: str, lease: str) -> None:
             time.sleep(random.uniform(0, 0.02))
             held.check()
             done += increment(photo)
-    say(done=done)
+    say({"done": done})
 
 
 def hold(name: str, lease: str, taken: str = "") -> None:
@@ -54,14 +48,14 @@ def hold(name: str, lease: str, taken: str = "") -> None:
     try:
         with named_lease(name, lease=float(lease), wait=60) as held:
             photo = Photo.objects.get()
-            say(token=held.token, entered=entered)
+            say({"token": held.token, "entered": entered})
             sys.stdin.readline()
             lost = held.lost
             if not lost:
                 wrote = increment(photo)
     except ClaimLost as error:
         left = str(error)
-    say(lost=lost, wrote=wrote, left=left)
+    say({"lost": lost, "wrote": wrote, "left": left})
 
 
 def increment(photo: Photo) -> int:

@@ -1,21 +1,18 @@
 """Only the database's clock decides: no worker's clock and no setting of a time zone shifts a lease."""
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
 from tests.factories import make
-from tests.processes import output_of
+from tests.processes import output_of, wrong_clock
 from tests.querysets.support import clock, facts, set_raw
 from tests.testapp.models import Photo
 
 pytestmark = pytest.mark.promise(6)
 
-#: Holds a ``sitecustomize`` that shifts what Python takes for the time.
-CLOCKS = Path(__file__).parents[1] / "chaos" / "clocks"
 DAY = timedelta(days=1)
 
 #: What a worker with a wrong clock does: reap, claim, renew, and put back with a delay.
@@ -43,10 +40,7 @@ def test_a_worker_with_a_wrong_clock_decides_as_any_other(
     waiting, due = make(Photo, 2)
     set_raw(waiting, "not_before", clock("+10 HOUR"))
     set_raw(due, "not_before", clock("-1 MINUTE"))
-    env = process_env | {
-        "PYTHONPATH": f"{CLOCKS}:{process_env.get('PYTHONPATH', '')}",
-        "TASKCLAIM_CHAOS_SHIFT": str(shift.total_seconds()),
-    }
+    env = process_env | wrong_clock(shift.total_seconds())
     found, claimed, delayed = map(int, output_of("-c", WRONG_CLOCK, env=env).split())
     assert found == 2
     assert {claimed, delayed} == {ended.pk, due.pk}

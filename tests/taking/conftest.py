@@ -1,16 +1,12 @@
 """Fixtures of the tests of ``take``."""
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
 
 import pytest
 from django.db import connection
 
-from django_taskclaim import take
 from tests.proxy import commits  # noqa: F401
-from tests.querysets.support import DEADLINE, elsewhere, execute
+from tests.querysets.support import execute
 from tests.taking.models import Letter, Line
 
 #: How each database makes a table with a sequence that is no primary key.
@@ -33,28 +29,3 @@ def lines(transactional_db: None) -> Iterator[list[Line]]:
 def letters(db: None) -> list[Letter]:
     """Six letters."""
     return [Letter.objects.create(text=f"letter {n}") for n in range(6)]
-
-
-@contextmanager
-def taken_elsewhere(*args: Any, **kwargs: Any) -> Iterator[list[Any]]:
-    """Have another session take rows, keep them for the length of the block, and give them back."""
-    rows: list[Any] = []
-    there, leave = threading.Event(), threading.Event()
-
-    class GivenBack(Exception):
-        """Ends the other session's block badly."""
-
-    def hold() -> None:
-        with suppress(GivenBack), take(*args, **kwargs) as taken:
-            rows.extend(taken)
-            there.set()
-            assert leave.wait(3 * DEADLINE)
-            raise GivenBack
-
-    session = elsewhere(hold)
-    try:
-        assert there.wait(DEADLINE)
-        yield rows
-    finally:
-        leave.set()
-        session.result(DEADLINE)

@@ -1,13 +1,14 @@
 """Run as a process of its own: takes letters, says which, and ends its block when told to.
 
-``python -m tests.taking.probe <limit> <idle>`` prints a JSON list of keys, waits for a line, and prints ``done`` or
+``python -m tests.taking.probe <limit> <idle>`` prints a JSON list of keys, waits for a line, and prints "done" or
 the class of the error that the block ended with.
 """
 
-import json
 import sys
 
 import django
+
+from tests.processes import say
 
 
 def main(limit: int, idle: float) -> None:
@@ -17,17 +18,12 @@ def main(limit: int, idle: float) -> None:
 
     try:
         with take(Letter.objects.order_by("id"), limit, idle=idle) as letters:
-            say(json.dumps([letter.pk for letter in letters]))
+            say([letter.pk for letter in letters])
             sys.stdin.readline()
     except Exception as error:
         say(type(error).__name__)
     else:
         say("done")
-
-
-def say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,8 @@
 """Several takers at once, in threads and in processes: no row is handed to two, and none stays with the dead."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,9 +11,9 @@ from django.db import connection
 from django_taskclaim import take
 from django_taskclaim.exceptions import CommitUnknown
 from tests.factories import make
+from tests.processes import Partner
 from tests.proxy import swallowed, withheld
 from tests.querysets.support import DEADLINE, at_once, elsewhere, keys, wait_for
-from tests.taking.conftest import taken_elsewhere
 from tests.taking.models import Letter, Writer
 from tests.testapp.models import CompositeKey
 
@@ -59,10 +55,15 @@ def test_others_get_the_next_rows_and_end_without_waiting(model: Any) -> None:
     make(model, 6)
     queryset = model.objects.order_by("pk")
     known = keys(queryset)
-    with taken_elsewhere(queryset, 1) as first, take(queryset, 2) as second:
+
+    def take_two() -> list[Any]:
+        with take(queryset, 2) as rows:
+            return keys(rows)
+
+    with take(queryset, 1) as first:
+        assert elsewhere(take_two).result(DEADLINE) == known[1:3]
         assert keys(first) == known[:1]
-        assert keys(second) == known[1:3]
-    assert queryset.filter(pk=known[0]).exists()
+    assert keys(queryset.all()) == known[3:]
 
 
 @needs_row_locks
@@ -94,47 +95,28 @@ def test_a_row_that_was_finished_just_before_its_lock_is_not_handed_over(
 # In processes
 
 
-@contextmanager
-def taker(env: dict[str, str], limit: int, idle: float) -> "Iterator[subprocess.Popen[str]]":
-    """Run a process that takes letters and keeps them until the test lets it end its block."""
-    words = [sys.executable, "-m", "tests.taking.probe", str(limit), str(idle)]
-    process = subprocess.Popen(
-        words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+Taker = Callable[[int, int], Partner]
 
 
-def heard(process: "subprocess.Popen[str]") -> Any:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def tell(process: "subprocess.Popen[str]") -> str:
-    """Let the process end its block and return what it says of it."""
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return str(heard(process))
+@pytest.fixture
+def taker(process_env: dict[str, str]) -> Taker:
+    """Return what runs a process that takes letters and keeps them until the test lets it end its block."""
+    return partial(Partner, process_env, "tests.taking.probe")
 
 
 @pytest.mark.promise(7)
-def test_processes_share_no_row_and_the_dead_keep_none(
-    letters: list[Letter], process_env: dict[str, str]
-) -> None:
+def test_processes_share_no_row_and_the_dead_keep_none(letters: list[Letter], taker: Taker) -> None:
     left = 6
-    with taker(process_env, 2, 60) as dying:
-        assert json.loads(heard(dying)) == keys(letters[:2])
+    with taker(2, 60) as dying:
+        assert dying.heard() == keys(letters[:2])
         if connection.features.has_select_for_update:
-            with taker(process_env, 2, 60) as living:
-                assert json.loads(heard(living)) == keys(letters[2:4])
-                assert tell(living) == "done"
+            with taker(2, 60) as living:
+                assert living.heard() == keys(letters[2:4])
+                living.tell()
+                assert living.heard() == "done"
             left = 4
-        dying.kill()
-        dying.wait(DEADLINE)
+        dying.process.kill()
+        dying.process.wait(DEADLINE)
     wait_for(lambda: count_of_free() == left)
 
 
@@ -146,16 +128,17 @@ def count_of_free() -> int:
 @needs_row_locks
 @pytest.mark.promise(7)
 def test_a_frozen_process_keeps_its_rows_no_longer_than_it_may_be_silent(
-    letters: list[Letter], process_env: dict[str, str]
+    letters: list[Letter], taker: Taker
 ) -> None:
     # Not less: a busy machine may keep a healthy process from its next query for seconds.
-    with taker(process_env, 2, 8) as frozen:
-        assert json.loads(heard(frozen)) == keys(letters[:2])
-        os.kill(frozen.pid, signal.SIGSTOP)
+    with taker(2, 8) as frozen:
+        assert frozen.heard() == keys(letters[:2])
+        frozen.process.send_signal(signal.SIGSTOP)
         wait_for(lambda: count_of_free() == 6)
-        os.kill(frozen.pid, signal.SIGCONT)
+        frozen.process.send_signal(signal.SIGCONT)
+        frozen.tell()
         errors = {"TaskClaimError", "InternalError", "InterfaceError", "OperationalError"}
-        assert tell(frozen) in errors
+        assert frozen.heard() in errors
     assert Letter.objects.count() == 6
 
 
