@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
 
 from django_taskclaim.doctor import examine
 from django_taskclaim.management.base import lacking
@@ -63,7 +63,9 @@ def test_a_missing_column_is_named_with_the_command_that_adds_it() -> None:
 
 
 @pytest.mark.promise(14)
-def test_a_database_that_does_not_answer_is_a_finding() -> None:
+def test_a_database_that_does_not_answer_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One that this process has never reached.
+    monkeypatch.setattr(connections._connections, "other", connections["other"].copy())
     with nobody_answers("other"):
         code, text = doctor("testapp.Photo", "--database", "other")
     assert code == 1

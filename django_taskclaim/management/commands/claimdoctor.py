@@ -25,7 +25,7 @@ from itertools import chain
 
 from django.core import checks
 from django.core.management.base import CommandError
-from django.db import Error, connections
+from django.db import Error
 
 from django_taskclaim.checks import check_project
 from django_taskclaim.doctor import examine, server_findings
@@ -37,8 +37,7 @@ class Command(ClaimCommand):
     def handle(self, **options: object) -> None:
         levels = self._report("The project", check_project())
         for alias in dict.fromkeys(alias for _, alias in self.where):
-            title = f"The database {alias}, {connections[alias].display_name}"
-            levels += self._report(title, server_findings(alias))
+            levels += self._report(f"The database {alias}", server_findings(alias))
         for model, alias in self.where:
             levels += self._report(f"{model._meta.label} on {alias}", examine(model, alias))
         if problems := sum(level >= checks.ERROR for level in levels):
