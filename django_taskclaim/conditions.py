@@ -1,13 +1,19 @@
 """``--filter`` of commands: one condition of Django's ``filter()``, such as ``country=NZ``."""
 
-from django.core.exceptions import FieldError, ValidationError
+from contextlib import suppress
+
+from django.core.exceptions import EmptyResultSet, FieldError, ValidationError
 from django.core.management.base import CommandError
-from django.db import models
+from django.db import Error, connections, models
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import LOOKUP_SEP
+
+#: How Django refuses a condition.
+_REFUSALS = (AttributeError, FieldError, OverflowError, TypeError, ValueError, ValidationError)
 
 
 def condition_of(text: str, model: type[models.Model], *, but_for: str = "") -> models.Q:
-    """Return the condition that *text* names; CommandError if ``filter()`` would refuse it, or it is on *but_for*.
+    """Return the condition that *text* names; CommandError if Django would refuse it, or it is on *but_for*.
 
     The database is not asked.
     """
@@ -18,12 +24,25 @@ def condition_of(text: str, model: type[models.Model], *, but_for: str = "") -> 
         if lookup.split(LOOKUP_SEP)[0] == but_for:
             raise ValueError(f"claims take open rows only; leave {but_for!r} out")
         condition = models.Q((lookup, _value(lookup, value)))
-        models.QuerySet(model).filter(condition)
-    except (FieldError, TypeError, ValueError, ValidationError) as error:
+        rows = models.QuerySet(model).filter(condition)
+        for one in rows.query.where.leaves():
+            if isinstance(one.lhs.output_field, models.BinaryField) and one.lookup_name != "isnull":
+                raise ValueError("a binary column can only be asked for __isnull")
+        with suppress(EmptyResultSet, Error):
+            rows.query.get_compiler(connection=_unconnected(rows.db)).as_sql()
+    except _REFUSALS as error:
         messages = error.messages if isinstance(error, ValidationError) else [str(error)]
         what = f"--filter {text}: {messages[0].rstrip('.')}."
         raise CommandError(what, returncode=2) from error
     return condition
+
+
+def _unconnected(alias: str) -> BaseDatabaseWrapper:
+    """Return a connection for which SQL can be written, and which raises an ``Error`` rather than connect."""
+    connection = connections.create_connection(alias)
+    # As Django marks one that was lost in a transaction, and must not be opened again.
+    connection.in_atomic_block = connection.closed_in_transaction = True
+    return connection
 
 
 def _value(lookup: str, text: str) -> object:

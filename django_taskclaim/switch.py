@@ -19,7 +19,7 @@ from django_taskclaim.conf import Kind
 from django_taskclaim.contention import retry_on_contention
 from django_taskclaim.db import DatabaseLater, DatabaseNow
 from django_taskclaim.exceptions import TaskClaimError
-from django_taskclaim.formatting import first_line, format_moment
+from django_taskclaim.formatting import first_line, format_moment, plain
 from django_taskclaim.limits import stops_of
 from django_taskclaim.policy import LONGEST_LEASE, SHORTEST_LEASE
 from django_taskclaim.tables import EVERY_MODEL, OVERRIDES, Switch, scope_of
@@ -156,7 +156,7 @@ def paused_model(pause: Switch) -> str | None:
 
 
 def describe_pause(pause: Switch) -> str:
-    """Say what is paused, by whom, since when and until when, and why."""
+    """Say in one plain line what is paused, by whom, since when and until when, and why."""
     label = paused_model(pause)
     text = _("%(model)s is paused by %(who)s") if label else _("All models are paused by %(who)s")
     text %= {"model": label, "who": pause.by or _("somebody")}
@@ -164,7 +164,7 @@ def describe_pause(pause: Switch) -> str:
         text += " " + _("since %(time)s") % {"time": format_moment(pause.paused_at)}
     if pause.until:
         text += ", " + _("until %(time)s") % {"time": format_moment(pause.until)}
-    return f"{text}: {pause.reason}" if pause.reason else text
+    return plain(f"{text}: {pause.reason}" if pause.reason else text)
 
 
 def claimable_models() -> list[type[models.Model]]:

@@ -77,13 +77,12 @@ def record_action(
     for alias in [using] if isinstance(using, str) else using:
         if is_on(alias):
             act = OperatorAct(at=DatabaseNow(), **facts)
-            records: list[models.Model] = [act]
+            _store(alias, [act])
             # What a model keeps of all that happens to its rows comes from the signal.
             if rows and key and not is_named(model):
                 step = ClaimEvent(model=label, key=act.key, event=action[:20], at=DatabaseNow())
                 step.holder, step.detail = act.by, act.reason
-                records.append(step)
-            _store(alias, records)
+                _store(alias, [step])
     if getattr(by, "pk", None) is not None and apps.is_installed("django.contrib.admin"):
         done = str(DONE.get(action, action))
         title = f"{key or subject}: {done}"
@@ -92,7 +91,7 @@ def record_action(
 
 
 def _store(alias: str, records: Iterable[models.Model]) -> None:
-    """Store all of the records or none; log what goes wrong, and leave a transaction of the caller's usable."""
+    """Store the records; log what goes wrong, and leave a transaction of the caller's usable."""
     try:
         with transaction.atomic(using=alias):
             for record in records:
@@ -108,10 +107,9 @@ def _entry(
     from django.contrib.admin.models import CHANGE, LogEntry
     from django.contrib.contenttypes.models import ContentType
 
-    content_type = ContentType.objects.get_for_model(model, for_concrete_model=False)
     yield LogEntry(
         user_id=user.pk,
-        content_type_id=content_type.pk,
+        content_type_id=ContentType.objects.get_for_model(model, for_concrete_model=False).pk,
         object_id=key or None,
         object_repr=clean(title)[:200],
         action_flag=CHANGE,

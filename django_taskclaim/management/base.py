@@ -27,6 +27,7 @@ from django_taskclaim.conditions import condition_of
 from django_taskclaim.control.actions import Action
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.doctor import missing_table
+from django_taskclaim.error_text import clean
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line, listed, plain
 from django_taskclaim.querysets import ClaimQuerySet
@@ -86,9 +87,9 @@ class ClaimCommand(BaseCommand):
         if self.filters:
             text = f"{self.filters} that match, country=NZ for example; several must all match"
             many: dict[str, Any] = {"dest": "filters", "action": "append", "default": []}
-            add("--filter", **many, metavar="LOOKUP=VALUE", help=text)
+            add("--filter", type=utf8, **many, metavar="LOOKUP=VALUE", help=text)
         if self.is_recorded:
-            add("--reason", default="", metavar="TEXT", help="why, for the record")
+            add("--reason", type=utf8, default="", metavar="TEXT", help="why, for the record")
             text = "who does it, for the record beside user@host"
             add("--by", type=acting, default="", metavar="NAME", help=text)
 
@@ -127,8 +128,7 @@ class ClaimCommand(BaseCommand):
         sign = self.style.SUCCESS("ok")
         if finding.level >= WARNING:
             sign = self.style.ERROR("!!") if finding.is_serious() else self.style.WARNING("..")
-        text = f"{finding.msg} ({finding.id})" if finding.id else finding.msg
-        yield f"{sign}  {plain(text)}"
+        yield f"{sign}  {plain(finding.msg)}" + (f" ({finding.id})" if finding.id else "")
         yield from (f"    {plain(line)}" for line in (finding.hint or "").splitlines())
 
 
@@ -223,7 +223,7 @@ def acting(by: str) -> str:
         # A container's user often has no name.
         user = "somebody"
     account = f"{user}@{socket.gethostname()}"
-    return f"{by} ({account})" if by else account
+    return f"{utf8(by)} ({account})" if by else account
 
 
 def _is_agreed(question: str) -> bool:
@@ -251,6 +251,13 @@ def claimable_model(text: str) -> Model:
     except TypeError as error:
         raise ArgumentTypeError(f"the model {text} cannot be claimed: {error}") from error
     return model
+
+
+def utf8(text: str) -> str:
+    """Return *text* as it is; ArgumentTypeError if it came as bytes that no database takes as text."""
+    if text != clean(text):
+        raise ArgumentTypeError(f"{text!r} is not UTF-8")
+    return text
 
 
 def reader(kind: "conf.Kind[V]") -> Callable[[str], V]:

@@ -19,6 +19,7 @@ from tests.testapp.models import (
     PrefixedOwnStatus,
     UuidKey,
 )
+from tests.testapp.odd_models import EveryField
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -89,6 +90,9 @@ REFUSED: list[tuple[Any, str, str]] = [
     (Photo, "width=abc", "expected a number but got 'abc'"),
     (Photo, "width__isnull=", "must be either True or False"),
     (Photo, "width__range=3", "a range has two ends"),
+    (Photo, "not_before__gt=0001-01-01T00:00+05:00", "out of range"),
+    (Photo, "claimed_at__year=99999", "year 99999 is out of range"),
+    (EveryField, "blob=abc", "binary"),
     (HiddenRows, "hidden=yes", "must be either True or False"),
     (UuidKey, "id=12", "is not a valid UUID"),
     (CompositeKey, "pk=1", "tuple"),

@@ -10,7 +10,6 @@ Examples:
 
 from typing import Any
 
-from django_taskclaim.formatting import plain
 from django_taskclaim.management.commands.claimpause import Command as Pause
 from django_taskclaim.switch import describe_pause, paused_by, paused_model
 
@@ -23,6 +22,6 @@ class Command(Pause):
         super().handle(**options)
         for model in dict.fromkeys(model for model, _ in self.where):
             if pause := paused_by(model, using=options["database"]):
-                text = f"{model._meta.label} stays paused: {plain(describe_pause(pause))}."
+                text = f"{model._meta.label} stays paused: {describe_pause(pause)}."
                 command = f"manage.py claimresume {paused_model(pause) or '--all'}"
                 self.stdout.write(self.style.WARNING(f"{text} {command}"))

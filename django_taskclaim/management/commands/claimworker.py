@@ -165,6 +165,6 @@ class Command(ClaimCommand):
 
 def holder_name(text: str) -> str:
     """Return the name of a worker, which may not look like a holder's."""
-    if not text or len(text) > 100 or set("#@") & set(text):
-        raise ArgumentTypeError(f"1 to 100 characters without # and @, not {text!r}")
+    if not (text and text.isprintable()) or len(text) > 100 or set("#@") & set(text):
+        raise ArgumentTypeError(f"1 to 100 printable characters without # and @, not {text!r}")
     return text
