@@ -24,7 +24,7 @@ def condition_of(text: str, model: type[models.Model], *, but_for: str = "") -> 
         if lookup.split(LOOKUP_SEP)[0] == but_for:
             raise ValueError(f"claims take open rows only; leave {but_for!r} out")
         condition = models.Q((lookup, _value(lookup, value)))
-        rows = models.QuerySet(model).filter(condition)
+        rows: models.QuerySet[models.Model] = models.QuerySet(model).filter(condition)
         for one in rows.query.where.leaves():
             if isinstance(one.lhs.output_field, models.BinaryField) and one.lookup_name != "isnull":
                 raise ValueError("a binary column can only be asked for __isnull")
