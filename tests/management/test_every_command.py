@@ -127,6 +127,7 @@ def test_a_database_that_does_not_answer_is_a_sentence(command: str, capsys: Cap
     [
         ("claimplan", IntRange, IntSource),
         ("claimstatus", IntRange, IntRange),
+        *((name, Photo, Photo) for name in ("claimreset", "release_expired")),
         *((name, Photo, Switch) for name in ("claimpause", "claimresume", "claimlimit")),
     ],
 )

@@ -13,8 +13,8 @@ Examples:
 
 Exit codes:
   0    done, or stopped while looping
-  1    the database refused (while looping it is asked again instead)
-  2    wrong usage
+  1    the database refused (a loop asks it again instead, also for a table that is not there yet)
+  2    wrong usage, or tables are not there yet
   130  stopped by Ctrl-C without --loop; what was put back stays
 
 """
@@ -34,7 +34,7 @@ from django_taskclaim.control import poller
 from django_taskclaim.control.models import is_on
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.formatting import counted, first_line
-from django_taskclaim.management.base import ClaimCommand, whole_number
+from django_taskclaim.management.base import ClaimCommand, lacking, refuse, whole_number
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.isolating import refusals
 from django_taskclaim.querysets.reaper import Reaper
@@ -56,6 +56,7 @@ class Command(ClaimCommand):
         if not loop:
             rows = [ClaimQuerySet[Any](model, using=alias) for model, alias in self.where]
             if refused := list(self._round([one.release_expired for one in rows], limit)):
+                refuse(lacking(self.where))
                 raise CommandError("\n".join(refused))
             return
         signal.signal(signal.SIGTERM, signal.default_int_handler)
