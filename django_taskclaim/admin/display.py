@@ -19,7 +19,7 @@ from django_taskclaim.fields import OPEN_ENDED, QUARANTINED, as_utc
 from django_taskclaim.holders import names_of
 from django_taskclaim.monitoring.overview import database_time
 from django_taskclaim.policy import policy_for
-from django_taskclaim.querysets.scope import is_running
+from django_taskclaim.querysets.scope import is_expired, is_running
 from django_taskclaim.states import Status
 
 #: Open, but not due yet; and running with a lease that has ended.
@@ -55,9 +55,10 @@ def look_at(rows: Iterable[models.Model], now: datetime) -> list["RowFacts"]:
 
 
 def longest_running(rows: models.QuerySet[Any], now: datetime, most: int) -> list["RowFacts"]:
-    """Return those of *rows* that run, the longest claimed first."""
+    """Return those of *rows* that run under a lease, the longest claimed first."""
     columns = claim_columns(rows.model)
-    return look_at(rows.filter(is_running(columns)).order_by(columns.claimed_at.name)[:most], now)
+    running = rows.filter(is_running(columns), ~is_expired(columns))
+    return look_at(running.order_by(columns.claimed_at.name)[:most], now)
 
 
 def facts_of(row: models.Model) -> "RowFacts":

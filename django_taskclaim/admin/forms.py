@@ -168,7 +168,7 @@ class ActionForm(ReasonForm):
             del self.fields["at"]
         if "error" in action.asks:
             self.fields["reason"].required = True
-            self.fields["reason"].help_text = gettext("It is the error of the rows.")
+            self.fields["reason"].help_text = gettext("Stored as the error of each row.")
 
 
 class PauseForm(ReasonForm):

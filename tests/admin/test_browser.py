@@ -74,7 +74,7 @@ def test_the_page_pauses_resumes_and_drains_a_real_worker(
     room.press("Drain")
     room.reads("claims no more, and leaves.")
     room.press(f"Drain: {WorkerProcess.objects.get().name}")
-    room.reads("has been told.")
+    room.reads("was told to drain.")
     assert worker.wait() == 0
     assert states()["open"] > 0
     room.reads("None. Start one:")

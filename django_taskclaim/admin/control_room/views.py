@@ -282,6 +282,7 @@ class ModelPage(OverviewPage):
             "has_control": is_on(self.alias),
             "ranges_of_time": [(name, snapshot.RANGES[name] == span) for name in snapshot.RANGES],
             "sees_all": sees_all,
+            "held": seen.progress.processing - seen.expired if seen else 0,
             "me": holder_of(request.user),
             "columns": claim_columns(self.model),
             "workers": snapshot.worker_lines(known, sees_all=sees_all),
@@ -315,7 +316,8 @@ class ModelPage(OverviewPage):
         question = Question(request, forms.ReasonForm, allowed=allowed)
         if question.answer is not None:
             facts: dict[str, Any] = {"by": request.user, "using": self.alias, **question.answer}
-            told = _("The worker process %(worker)s has been told.") % {"worker": name}
+            told = _("The worker process %(worker)s was %(done)s.")
+            told %= {"worker": name, "done": action.done}
             return self.attempt(request, partial(audit.send_command, name, page, **facts), told)
         title = f"{capfirst(str(action.label))}: {name}"
         return self.ask(question, title=title, sentence=str(action.sentence))
