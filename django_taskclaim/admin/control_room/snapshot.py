@@ -292,8 +292,8 @@ def chart(slots: Sequence[Slot], acts: Sequence[OperatorAct]) -> Chart:
     begins, marks = slots[0].at, dict[int, list[OperatorAct]]()
     span = (slots[1].at - begins) * len(slots)
     for act in reversed(acts):
-        # Flags at every second percent do not overlap; acts that lie closer together share one.
-        place = (as_utc(act.at) - begins) // (span / 50) * 2
+        # Flags at every fifth percent do not overlap on a phone; acts that lie closer together share one.
+        place = (as_utc(act.at) - begins) // (span / 20) * 5
         if act.act in MARKED and 0 <= place < 100:
             marks.setdefault(place, []).append(act)
     return Chart(slots, worked, top=max(slot.rate for slot in slots), marks=marks)
