@@ -75,10 +75,12 @@ def test_holder_lease_tries_and_error_are_shown_in_plain_words(
             assert re.search(words, page), words
 
 
-@override_settings(TASKCLAIM={"HISTORY": ["testapp.Photo"]})
+@pytest.mark.parametrize("named", [["testapp.Photo"], []])
 def test_a_stored_history_is_shown_step_by_step(
-    boss: Client, django_capture_on_commit_callbacks: Any
+    boss: Client, django_capture_on_commit_callbacks: Any, settings: Any, named: list[str]
 ) -> None:
+    """An act in the same words whether all of the history is kept, or acts alone."""
+    settings.TASKCLAIM = {"HISTORY": named}
     (row,) = make(Photo)
     began = datetime(2026, 3, 1, 12, tzinfo=UTC)
     facts = {"model": "testapp.photo", "key": str(row.pk), "holder": "worker-1@web-1:7#a"}

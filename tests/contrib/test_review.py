@@ -70,8 +70,6 @@ def test_the_list_says_why_nothing_new_is_given_out(ada: Editor) -> None:
     page = words(ada.look("/articles/?asked"))
     assert "throttled until" in page
     assert "the wire service is down" in page
-    pause(Article, using="default")
-    assert "at the moment: paused." in words(ada.look("/articles/?asked"))
 
 
 @pytest.mark.parametrize("needed", [None, ()])
