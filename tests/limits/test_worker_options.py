@@ -1,14 +1,13 @@
 """What limits a worker itself: filters, rows, time, connections."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 from django.db import connection
 
 from django_taskclaim.switch import pause
-from tests.querysets.support import value_of
+from tests.commands import shell
+from tests.querysets.support import elsewhere, value_of
 from tests.testapp.models import Job
 from tests.worker.conftest import Start, jobs, states, wait_until
 
@@ -53,28 +52,18 @@ def test_it_opens_no_more_connections_than_it_says(process_env: dict[str, str]) 
     """Two processes of three threads, each of which asks the database: counted on the server until they end."""
     jobs(300, "sleep:0.02")
     words = ["claimworker", "testapp.Job", "--drain", "--processes", "2", "--threads", "3"]
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "django", *words],
-        env=process_env | {"PGAPPNAME": "counted-run"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    worker = elsewhere(shell, process_env | {"PGAPPNAME": "counted-run"}, *words)
     seen: set[int] = set()
     count = "SELECT COUNT(*) FROM pg_stat_activity"
 
     def is_over() -> bool:
         seen.add(value_of(f"{count} WHERE application_name = 'counted-run'"))
-        return worker.poll() is not None
+        return worker.done()
 
-    with worker:
-        try:
-            wait_until(is_over, every=0.005)
-        finally:
-            worker.kill()
-        assert worker.stdout is not None
-        said = worker.stdout.read()
-    (stated,) = re.findall(r"at most (\d+) database connections", said)
-    assert worker.returncode == 0
+    wait_until(is_over, every=0.005)
+    ended = worker.result()
+    (stated,) = re.findall(r"at most (\d+) database connections", ended.stdout)
+    assert ended.returncode == 0
     # Of each process: one a thread, one to claim, one for the service.
     assert int(stated) == 2 * (3 + 2)
     assert 2 * 3 < max(seen) <= int(stated)

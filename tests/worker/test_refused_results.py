@@ -3,13 +3,14 @@
 import random
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection
 
 from tests.factories import make
+from tests.querysets.refusing import SAID, refused
 from tests.querysets.support import elsewhere, execute, value_of
 from tests.testapp.models import Photo
 from tests.worker.conftest import wait_until
@@ -18,39 +19,24 @@ pytestmark = pytest.mark.promise(10)
 
 Work = Callable[..., int]
 HOUR = 3600
-REFUSED = "this one not"
-#: What the trigger of ``refusing`` answers with.
-ANSWERS = {"postgresql": "54000", "mysql": "1644", "sqlite": "1"}
+#: An error that Django takes for one of the database's.
+CODE = {"postgresql": "54000", "mysql": "1644", "sqlite": "1"}[connection.vendor]
 #: What a server that may not write answers with; SQLite has none that a trigger could give.
 READ_ONLY = {"postgresql": "25006", "mysql": "1290"}.get(connection.vendor)
 
 
-def refusing(condition: str, code: str = ANSWERS[connection.vendor]) -> tuple[list[str], list[str]]:
-    """Return what makes a trigger that answers with *code* to updates that meet *condition*, and what drops it."""
-    before = "CREATE TRIGGER refuses BEFORE UPDATE ON testapp_photo"
-    if connection.vendor == "postgresql":
-        raises = f"RAISE EXCEPTION '{REFUSED}' USING ERRCODE = '{code}'"
-        body = f"BEGIN IF {condition} THEN {raises}; END IF; RETURN NEW; END"
-        return [
-            f"CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $${body}$$",
-            f"{before} FOR EACH ROW EXECUTE FUNCTION refuses()",
-        ], ["DROP TRIGGER refuses ON testapp_photo", "DROP FUNCTION refuses()"]
-    if connection.vendor == "mysql":
-        signal = f"SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {code}, MESSAGE_TEXT = '{REFUSED}'"
-        body = f"FOR EACH ROW IF {condition} THEN {signal}; END IF"
-        return [f"{before} {body}"], ["DROP TRIGGER refuses"]
-    return [f"{before} WHEN {condition} BEGIN SELECT json('no'); END"], ["DROP TRIGGER refuses"]
+def refused_when(condition: str, code: str = CODE) -> AbstractContextManager[None]:
+    return refused(Photo, when=condition, code=code)
 
 
 @contextmanager
-def prepared(before: list[str], after: list[str]) -> Iterator[None]:
-    for statement in before:
-        execute(statement)
+def indexed() -> Iterator[None]:
+    """No note is too long for the table, but for this index."""
+    execute("CREATE INDEX refuses ON testapp_photo (note)")
     try:
         yield
     finally:
-        for statement in after:
-            execute(statement)
+        execute("DROP INDEX refuses")
 
 
 def too_much_for_a_packet() -> str:
@@ -62,21 +48,14 @@ def words(length: int) -> str:
     return " ".join(f"{random.Random(0).getrandbits(64):x}{n:x}" for n in range(length // 20))
 
 
-#: What prepares the table, what restores it, the value that is refused, and what the driver says of it.
+#: What refuses, the value that is refused, and what the driver says of it.
 REFUSALS: dict[str, dict[str, Any]] = {
-    "postgresql": {
-        "54000-index": (
-            ["CREATE INDEX refuses ON testapp_photo (note)"],
-            ["DROP INDEX refuses"],
-            lambda: words(100_000),
-            "index row",
-        )
-    },
+    "postgresql": {"54000-index": (indexed, lambda: words(100_000), "index row")},
     "mysql": {
-        "1644": (*refusing("NEW.note = 'refused'"), lambda: "refused", REFUSED),
-        "1153": ([], [], too_much_for_a_packet, "1153|2006|2013"),
+        "1644": (lambda: refused_when("NEW.note = 'no'"), lambda: "no", SAID),
+        "1153": (nullcontext, too_much_for_a_packet, "1153|2006|2013"),
     },
-    "sqlite": {"1": (*refusing("NEW.note = 'refused'"), lambda: "refused", "malformed JSON")},
+    "sqlite": {"1": (lambda: refused_when("NEW.note = 'no'"), lambda: "no", "malformed JSON")},
 }
 OURS = REFUSALS[connection.vendor]
 
@@ -84,13 +63,13 @@ OURS = REFUSALS[connection.vendor]
 @pytest.mark.parametrize("code", OURS)
 def test_the_row_whose_result_is_refused_fails_alone(work: Work, code: str) -> None:
     """Of 100 rows the database refuses one: 99 are complete, and that one failed with the driver's words."""
-    before, after, value, said = OURS[code]
-    refused = value()
-    with prepared(before, after):
+    refusal, value, said = OURS[code]
+    given = value()
+    with refusal():
         bad = make(Photo, 100, note='"plain"')[57].pk
 
         def do(photo: Photo) -> None:
-            photo.note = refused if photo.pk == bad else '"done"'
+            photo.note = given if photo.pk == bad else '"done"'
 
         work(Photo, do, update_fields=["note"], max_attempts=1, batch_size=100, lease=HOUR)
         others = Photo.objects.exclude(pk=bad)
@@ -101,7 +80,7 @@ def test_the_row_whose_result_is_refused_fails_alone(work: Work, code: str) -> N
 
 
 def test_a_failure_whose_text_is_refused_is_written_without_it(work: Work) -> None:
-    with prepared(*refusing("NEW.last_error <> ''")):
+    with refused_when("NEW.last_error <> ''"):
         bad = make(Photo, 10)[3].pk
 
         def do(photo: Photo) -> None:
@@ -121,15 +100,15 @@ def test_a_server_that_may_not_write_is_no_fault_of_the_rows(
 ) -> None:
     """As after a failover: results are kept until it writes again, and nobody is charged."""
     ran: list[Any] = []
-    before, after = refusing("NEW.status = 'complete'", READ_ONLY or "")
+    refusal = ExitStack()
 
     def fail_over() -> None:
         wait_until(lambda: "claiming and writing" in caplog.text)
-        for statement in after:
-            execute(statement)
+        refusal.close()
 
     make(Photo, 10)
-    with prepared(before, []):
+    with refusal:
+        refusal.enter_context(refused_when("NEW.status = 'complete'", READ_ONLY or ""))
         server = elsewhere(fail_over)
         work(Photo, lambda photo: ran.append(photo.pk), lease=HOUR)
         server.result(120)
@@ -141,7 +120,7 @@ def test_a_server_that_may_not_write_is_no_fault_of_the_rows(
 @pytest.mark.django_db(transaction=True)
 def test_a_view_gets_the_error_and_nothing_is_half_written() -> None:
     """The session of the caller goes on."""
-    with prepared(*refusing("NEW.note = 'no'")):
+    with refused_when("NEW.note = 'no'"):
         make(Photo, 9)
         rows = Photo.objects.claim_batch(9)
         session = connection.connection
