@@ -5,15 +5,14 @@ import shutil
 import sys
 import uuid
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
+from tests.commands import run
 from tests.querysets.support import execute
 
 MIGRATIONS = Path(__file__).parent / "app" / "migrations"
@@ -59,11 +58,7 @@ class Project:
         sys.modules.pop(f"{self.folder.name}.{name}", None)
         self.refresh()
 
-    @staticmethod
-    def run(command: str, *words: str, **options: Any) -> str:
-        said = StringIO()
-        call_command(command, *words, stdout=said, stderr=said, **options)
-        return said.getvalue()
+    run = staticmethod(run)
 
 
 @pytest.fixture

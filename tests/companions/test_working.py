@@ -61,8 +61,6 @@ def test_the_sources_of_a_batch_are_loaded_in_one_query_from_their_database() ->
         assert load_sources(rows) == []
         assert [row.source.title for row in rows] == list("01234")
     assert sum("SELECT" in query["sql"] for query in queries) == 1
-    with pytest.raises(ValueError, match="on the database 'other'"):
-        FarTask.objects.complete(rows, update_fields=["source__title"])
 
 
 def test_a_batch_handler_answers_by_the_keys_of_its_sources() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 import django_taskclaim
 from tests import documents
+from tests.processes import output_of
 from tests.projects import Project
 
 pytestmark = [pytest.mark.once, pytest.mark.processes, pytest.mark.timeout(900)]
@@ -37,9 +38,8 @@ def python_blocks(name: str) -> list[str]:
 
 def test_the_readmes_first_steps_work_from_nothing(tmp_path: Path) -> None:
     """A new project, the README's files and commands: every row is done, and its columns are filled."""
-    python = [sys.executable, "manage.py"]
-    manage(tmp_path, sys.executable, "-m", "django", "startproject", "mysite", ".")
-    manage(tmp_path, *python, "startapp", "photos")
+    manage(tmp_path, "-m", "django", "startproject", "mysite", ".")
+    manage(tmp_path, "manage.py", "startapp", "photos")
     for source in [*python_blocks("README.md"), *python_blocks("docs/admin.md")]:
         if name := re.match(r"# (photos/\S+\.py)\n", source):
             (tmp_path / name[1]).write_text(source, encoding="utf-8")
@@ -51,25 +51,23 @@ def test_the_readmes_first_steps_work_from_nothing(tmp_path: Path) -> None:
     steps = [line.split() for line in typed.splitlines()]
     worker = next(place for place, words in enumerate(steps) if "claimworker" in words)
     for words in steps[:worker]:
-        manage(tmp_path, sys.executable, *words[1:])
+        manage(tmp_path, *words[1:])
     with contextlib.closing(sqlite3.connect(tmp_path / "db.sqlite3")) as database:
         # A row that exists is the work to do, however it was made.
         database.executemany("INSERT INTO photos_photo (url) VALUES (?)", [(DOT,)] * 3)
         database.commit()
-        outputs = [manage(tmp_path, sys.executable, *words[1:]) for words in steps[worker:]]
+        outputs = [manage(tmp_path, *words[1:]) for words in steps[worker:]]
         measured = database.execute("SELECT width, height, status FROM photos_photo").fetchall()
     assert measured == [(1, 1, "complete")] * 3
     assert re.search(r"photos\.Photo +0 +0 +3 ", outputs[-1])
 
 
 def manage(folder: Path, *words: str) -> str:
-    """Run a command in a new project, which knows nothing of these tests."""
+    """Run Python in a new project, which knows nothing of these tests."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("DJANGO_")}
     env.pop("PYTHONSAFEPATH", None)
     env["PYTHONPATH"] = str(Path(django_taskclaim.__path__[0]).parent)
-    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return output_of(*words, env=env, cwd=folder)
 
 
 def test_the_first_queue_is_as_its_page_tells(tmp_path: Path) -> None:

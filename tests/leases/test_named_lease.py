@@ -44,7 +44,9 @@ def test_a_block_holds_the_lease_and_gives_it_back() -> None:
     """Also after an exception; each hold has a token of its own and a higher iteration."""
     tokens = []
     for number in range(3):
-        with suppress(ZeroDivisionError), named_lease("report", lease=60) as held:
+        block = named_lease("report", lease=60)
+        assert not block.lost
+        with suppress(ZeroDivisionError), block as held:
             tokens.append(held.token)
             assert is_held("report")
             assert stored("report").claimed_by == held.token.holder
@@ -257,13 +259,3 @@ def test_a_name_that_is_taken_while_it_is_being_forgotten_stays() -> None:
     assert is_held("report")
     leave.set()
     sessions[0].result(DEADLINE)
-
-
-# Before the block
-
-
-def test_a_lease_is_not_lost_before_its_block_begins() -> None:
-    block = named_lease("report")
-    assert not block.lost
-    with block as held:
-        assert not held.lost

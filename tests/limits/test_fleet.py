@@ -1,13 +1,12 @@
 """Limits of the whole fleet: rows that run at once, a rate, hours of the day; and setting them."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import isolate_apps
-from django.utils import timezone
 
 from django_taskclaim.handlers import handler
 from django_taskclaim.limits import Grant, ModelLimits, opens_at, stops_of
@@ -15,7 +14,7 @@ from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.switch import set_overrides
 from tests.commands import shell
 from tests.factories import make
-from tests.limits.conftest import claimed, pass_time
+from tests.limits.conftest import beside, claimed, pass_time
 from tests.querysets.support import ROW_LOCKS, Rule, at_once, execute
 from tests.testapp.models import Child, CompositeKey, Parent, Photo
 from tests.worker.conftest import wait_until
@@ -149,12 +148,6 @@ def test_a_rate_that_is_set_anew_does_not_give_rows_away(rule: Rule) -> None:
 
 
 # Hours
-
-
-def beside(first: int, last: int) -> str:
-    """Return a window from so many hours beside now to so many, in the zone of the settings."""
-    ends = [timezone.localtime() + timedelta(hours=n) for n in (first, last)]
-    return "-".join(f"{end:%H:%M}" for end in ends)
 
 
 def test_rows_are_claimed_at_these_hours_alone(rule: Rule) -> None:

@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
+from tests.limits.conftest import beside
 from tests.testapp.models import Job, Ledger
 from tests.worker.conftest import Start, jobs, states, wait_until
 
@@ -17,12 +17,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True, dat
 def under(**limits: Any) -> dict[str, str]:
     """Return the environment of a worker whose handler has these options."""
     return {"TASKCLAIM_TEST_LIMITS": json.dumps(limits)}
-
-
-def closed_now() -> str:
-    """Return a window that begins in an hour."""
-    ends = [timezone.localtime() + timedelta(hours=n) for n in (1, 2)]
-    return "-".join(f"{end:%H:%M}" for end in ends)
 
 
 def spans() -> Any:
@@ -39,7 +33,7 @@ def most_at_once() -> int:
 def test_a_drain_that_is_kept_from_its_work_ends_with_work_left(start_worker: Start) -> None:
     """By the hours, or by an upstream that asks everybody to wait."""
     jobs(3)
-    worker = start_worker("--in-process", "--drain", **under(hours=closed_now()))
+    worker = start_worker("--in-process", "--drain", **under(hours=beside(1, 2)))
     assert worker.wait() == 3
     assert states() == {"open": 3}
     # Longer than any machine needs to end a worker.

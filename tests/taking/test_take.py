@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 from django.db import models as django_models
 from django.db.models import F
 from django.db.models.functions import Upper
@@ -12,6 +12,7 @@ from django.test import TestCase
 from django_taskclaim import take
 from django_taskclaim.exceptions import TaskClaimError
 from tests.factories import SHAPES, make
+from tests.meanwhile import autocommit_off
 from tests.querysets.support import execute, fresh, keys
 from tests.taking.models import Letter, Line, Postmark, Writer
 from tests.testapp.models import Child, ChildOwnsClaim
@@ -134,12 +135,10 @@ def test_a_block_deletes_as_django_does(letters: list[Letter]) -> None:
 def test_a_callers_transaction_is_refused(letters: list[Letter]) -> None:
     with transaction.atomic(), pytest.raises(RuntimeError, match="ATOMIC_REQUESTS"):
         take(Letter.objects.all(), 1).__enter__()
-    connection.set_autocommit(False)
-    try:
+    with autocommit_off():
         with pytest.raises(RuntimeError):
             take(Letter.objects.all(), 1).__enter__()
-    finally:
-        connection.set_autocommit(True)
+        transaction.rollback()
     assert Letter.objects.count() == 6
 
 

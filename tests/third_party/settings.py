@@ -30,11 +30,6 @@ class _NoMigrations(dict[str, Any]):
 MIGRATION_MODULES = _NoMigrations()
 PGHISTORY_INSTALL_CONTEXT_FUNC_ON_MIGRATE = True
 
-MIDDLEWARE = [
-    "django.contrib.sessions.middleware.SessionMiddleware",
-    "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "django.contrib.messages.middleware.MessageMiddleware",
-]
 ROOT_URLCONF = "tests.third_party.urls"
 WAGTAIL_SITE_NAME = "Tests"
 WAGTAILADMIN_BASE_URL = "http://testserver"

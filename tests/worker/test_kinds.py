@@ -17,12 +17,14 @@ from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
 from tests.factories import make
+from tests.meanwhile import connected
 from tests.querysets.support import keys
 from tests.testapp.models import Child, Effect, Job, Ledger, Parent, Photo
 from tests.testapp.odd_models import TwoParents
 from tests.worker.conftest import Start, Worker, jobs, states, wait_until
 
 ONE_TRY = {"TASKCLAIM_TEST_ATTEMPTS": "1"}
+IN_TEN_SECONDS = ONE_TRY | {"TASKCLAIM_TEST_TIMEOUT": "10"}
 
 
 def drain(start_worker: Start, kind: str, *options: str, **env: str) -> Worker:
@@ -96,12 +98,7 @@ def test_a_batch_that_hangs_charges_only_the_row_that_hangs(start_worker: Start)
     good = jobs(2)
     (bad,) = jobs(1, "sleep:600")
     good += jobs(2)
-    worker = start_worker(
-        *("--drain", "--grace", "1"),
-        model="testapp.BatchJob",
-        TASKCLAIM_TEST_TIMEOUT="10",
-        **ONE_TRY,
-    )
+    worker = start_worker("--drain", "--grace", "1", model="testapp.BatchJob", **IN_TEN_SECONDS)
     assert worker.wait() == 0
     assert states() == {"complete": 4, "failed": 1}
     assert "ran longer" in Job.objects.get(pk=bad).last_error
@@ -150,11 +147,8 @@ def test_no_connection_stays_open_after_coroutines(work: Callable[..., int]) -> 
         await sync_to_async(write)()
 
     (row,) = make(Photo)
-    connection_created.connect(note)
-    try:
+    with connected(connection_created, note):
         assert work(Photo, function, max_attempts=1) == 0
-    finally:
-        connection_created.disconnect(note)
     row.refresh_from_db()
     assert (row.status, Effect.objects.count()) == ("failed", 0)
     others = [one for one in opened if one is not connections["default"]]
@@ -169,12 +163,7 @@ def test_a_coroutine_that_blocks_the_loop_fails_alone(start_worker: Start) -> No
     """It cannot be cancelled, so its process is replaced; its neighbours are not charged."""
     neighbours = jobs(3, "sleep:1")
     (blocking,) = jobs(1, "block:600")
-    worker = start_worker(
-        *("--drain", "--grace", "1"),
-        model="testapp.AsyncJob",
-        TASKCLAIM_TEST_TIMEOUT="10",
-        **ONE_TRY,
-    )
+    worker = start_worker("--drain", "--grace", "1", model="testapp.AsyncJob", **IN_TEN_SECONDS)
     assert worker.wait() == 0
     assert states() == {"complete": 3, "failed": 1}
     assert Job.objects.failed().get().pk == blocking

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -211,37 +210,25 @@ def test_a_silence_longer_than_a_lease_charges_no_row(
     assert {key for key, times in runs.items() if times > 1} <= explained
 
 
-@pytest.fixture
-def silent() -> Iterator[tuple[dict[str, str], Callable[[], Any]]]:
-    """Return the environment of a worker, and what silences its database for good."""
-    if connection.vendor == "sqlite":
-        # There is no server; the write lock, which every statement of a worker needs, never comes.
-        holder = sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None)
-        with contextlib.closing(holder):
-            yield {}, lambda: holder.execute("BEGIN EXCLUSIVE")
-        return
-    with proxied() as (env, tell):
-        yield env, lambda: tell("hang")
-
-
 @pytest.mark.long
 @pytest.mark.promise(11, 12)
 @pytest.mark.parametrize(
     ("act", "code", "mode"), [("work", 0, ["--in-process"]), ("sleep:3600", 1, [])]
 )
 def test_a_stop_while_the_database_is_silent(
-    start_worker: Start, silent: Any, act: str, code: int, mode: list[str]
+    start_worker: Start, act: str, code: int, mode: list[str]
 ) -> None:
     """No answer is waited for; the code is 1 where a row was cut short."""
-    env, silence = silent
     jobs(1, act)
-    worker = start_worker("--grace", "1", *mode, **env)
-    wait_until(Ledger.objects.exists)
-    if act == "work":
-        wait_until(lambda: worker.events("completed"))
-    silence()
-    assert worker.stop() == code
-    wait_until(lambda: not worker.session(), what="nobody is left")
+    # SQLite has no server; the write lock, which every statement of a worker needs, never comes.
+    with hang() if HAS_A_SERVER else lock() as silence:
+        worker = start_worker("--grace", "1", *mode, **silence.env)
+        wait_until(Ledger.objects.exists)
+        if act == "work":
+            wait_until(lambda: worker.events("completed"))
+        silence.begin()
+        assert worker.stop() == code
+        wait_until(lambda: not worker.session(), what="nobody is left")
 
 
 @pytest.mark.promise(11, 12)
