@@ -217,11 +217,10 @@ def refuse(findings: Iterable[CheckMessage], returncode: int = 2) -> None:
 
 def acting(by: str) -> str:
     """Return who acts, for the record: ``user@host``, behind the name that ``--by`` gives and nobody has checked."""
-    try:
+    user = "somebody"
+    # A container's user often has no name.
+    with suppress(KeyError, OSError):
         user = getpass.getuser()
-    except (KeyError, OSError):
-        # A container's user often has no name.
-        user = "somebody"
     account = f"{user}@{socket.gethostname()}"
     return f"{utf8(by)} ({account})" if by else account
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 from django.core.checks import run_checks
-from django.db import connection
+from django.db import NotSupportedError, connection
 
 from django_taskclaim import checks
+from django_taskclaim.monitoring.server import server_for
 from tests.checks.support import configured, ids
 from tests.querysets.support import execute
 from tests.testapp.models import ClaimOnly
@@ -148,3 +149,5 @@ def test_a_database_of_another_kind_is_refused() -> None:
     with configured() as other:
         other.vendor = "oracle"
         assert "E016" in project()
+        with pytest.raises(NotSupportedError, match="not on"):
+            server_for(other)

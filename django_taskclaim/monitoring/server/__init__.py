@@ -30,7 +30,8 @@ _SERVERS: dict[str, type[Server]] = {
 
 def server_for(connection: BaseDatabaseWrapper) -> Server:
     """Return what can be asked of the connection's database; NotSupportedError where no row can be claimed on it."""
-    return _SERVERS[connection.vendor](dialect_for(connection))
+    dialect = dialect_for(connection)
+    return _SERVERS[connection.vendor](dialect)
 
 
 def in_time(alias: str, ask: Callable[[], T], limit: timedelta | None = None) -> T | None:
