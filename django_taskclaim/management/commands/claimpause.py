@@ -1,6 +1,6 @@
-"""Turn the switch of models off: once this returns, no claim that starts takes a row of theirs, on any host.
+"""Turn the switch of models off. After this returns, no new claim takes a row of theirs, on any host.
 
-Rows that run finish. A pause outlives every restart and stands until manage.py claimresume, or until --until.
+Running rows finish. A pause outlives every restart and stands until manage.py claimresume, or until --until.
 
 Examples:
   manage.py claimpause photos.Photo --reason "the image server is down"

@@ -1,9 +1,9 @@
-"""Open rows again that ended, with all their tries and without their errors.
+"""Reset failed rows; with --complete or --running only those.
 
-Failed ones, or with --complete or --running (or both) those. With --paused it opens rows that are set aside, such as
-the old ones of a table just adopted; nothing else of them changes. First the rows are counted and, on a terminal, you
-are asked. They are then reset chunk by chunk, each committed, so it may be stopped (Ctrl-C) at any time. Rows that are
-locked at the moment are left alone. What was done is recorded.
+A row that is reset is open, with all its tries and without its error. With --paused, rows that are set aside are
+opened, such as the old ones of a table just adopted; nothing else of them changes. First the rows are counted and, on a
+terminal, you are asked. They are then reset chunk by chunk, each committed, so it may be stopped (Ctrl-C) at any time.
+Rows that are locked at the moment are left alone. What was done is recorded.
 
 Examples:
   manage.py claimreset photos.Photo --dry-run                        how many rows failed
