@@ -96,8 +96,8 @@ class HolderField(Utf8Collation, models.CharField):
     usual = {"max_length": 200}
 
 
-class ErrorClassField(Utf8Collation, models.CharField):
-    """The dotted name of the exception that a try ended with."""
+class ShortTextField(Utf8Collation, models.CharField):
+    """A short text: the dotted name of an error's class, a reason, what was done."""
 
     usual = {"max_length": 200}
 

@@ -174,7 +174,7 @@ _not_before = partial(
     fields.MomentField, default=fields.NEVER_WAITED, db_default=fields.NEVER_WAITED
 )
 _error_text = partial(fields.ErrorTextField, default="", db_default="", blank=True)
-_error_class = partial(fields.ErrorClassField, default="", db_default="", blank=True)
+_error_class = partial(fields.ShortTextField, default="", db_default="", blank=True)
 _priority = partial(fields.PriorityField, default=0, db_default=0, editable=False)
 
 

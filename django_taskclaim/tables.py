@@ -9,7 +9,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from django_taskclaim.columns import claim_columns, memoized
-from django_taskclaim.fields import CounterField, ErrorClassField, HolderField, MomentField, as_utc
+from django_taskclaim.fields import CounterField, HolderField, MomentField, ShortTextField, as_utc
 
 if apps.apps_ready and not apps.is_installed("django_taskclaim"):
     raise ImproperlyConfigured(
@@ -67,7 +67,7 @@ class Switch(models.Model):
     scope = models.CharField(max_length=200, primary_key=True)
     paused_at = MomentField(null=True, default=None)
     until = MomentField(null=True, default=None)
-    reason = ErrorClassField(max_length=500, default="", blank=True)
+    reason = ShortTextField(max_length=500, default="", blank=True)
     by = HolderField(default="", blank=True)
     batch_size = models.IntegerField(null=True, default=None)
     lease = models.DurationField(null=True, default=None)
@@ -126,7 +126,7 @@ class WorkerProcess(models.Model):
     rows_held = models.IntegerField(default=0)
     rows_done = models.BigIntegerField(default=0)
     rows_failed = models.BigIntegerField(default=0)
-    last_error = ErrorClassField(max_length=500, default="", blank=True)
+    last_error = ShortTextField(max_length=500, default="", blank=True)
     #: The automatic stops of its claims, for people to read: label, source, reason, and until when in UTC.
     throttles = models.JSONField(default=list, blank=True)
 

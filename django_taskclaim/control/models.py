@@ -12,7 +12,7 @@ from uuid import uuid4
 from django.apps import apps
 from django.db import models, router
 
-from django_taskclaim.fields import ErrorClassField, HolderField, MomentField
+from django_taskclaim.fields import HolderField, MomentField, ShortTextField
 
 APP, LABEL = "django_taskclaim.control", "taskclaim_control"
 
@@ -31,7 +31,7 @@ class OperatorAct(models.Model):
     act = models.CharField(max_length=50)
     rows = models.BigIntegerField(default=0)
     by = HolderField()
-    reason = ErrorClassField(max_length=500, default="")
+    reason = ShortTextField(max_length=500, default="")
     #: The row, where it was one; the worker, where one was given a command.
     key = HolderField(max_length=255, default="")
 
@@ -81,7 +81,7 @@ class ClaimEvent(models.Model):
     holder = HolderField(default="")
     iteration = models.IntegerField(null=True, default=None)
     at = MomentField()
-    detail = ErrorClassField(max_length=500, default="")
+    detail = ShortTextField(max_length=500, default="")
 
     class Meta:
         app_label = LABEL

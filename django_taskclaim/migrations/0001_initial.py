@@ -1,6 +1,6 @@
 from django.db import migrations, models
 
-from django_taskclaim.fields import CounterField, ErrorClassField, HolderField, MomentField
+from django_taskclaim.fields import CounterField, HolderField, MomentField, ShortTextField
 
 
 class Migration(migrations.Migration):
@@ -33,7 +33,7 @@ class Migration(migrations.Migration):
                 ("scope", models.CharField(max_length=200, primary_key=True, serialize=False)),
                 ("paused_at", MomentField(default=None, null=True)),
                 ("until", MomentField(default=None, null=True)),
-                ("reason", ErrorClassField(blank=True, default="", max_length=500)),
+                ("reason", ShortTextField(blank=True, default="", max_length=500)),
                 ("by", HolderField(blank=True, default="", max_length=200)),
                 ("batch_size", models.IntegerField(default=None, null=True)),
                 ("lease", models.DurationField(default=None, null=True)),
@@ -55,7 +55,7 @@ class Migration(migrations.Migration):
                 ("rows_held", models.IntegerField(default=0)),
                 ("rows_done", models.BigIntegerField(default=0)),
                 ("rows_failed", models.BigIntegerField(default=0)),
-                ("last_error", ErrorClassField(blank=True, default="", max_length=500)),
+                ("last_error", ShortTextField(blank=True, default="", max_length=500)),
                 ("throttles", models.JSONField(blank=True, default=list)),
             ],
         ),

@@ -21,7 +21,7 @@ class Migration(migrations.Migration):
                 ("holder", django_taskclaim.fields.HolderField(default="", max_length=200)),
                 ("iteration", models.IntegerField(default=None, null=True)),
                 ("at", django_taskclaim.fields.MomentField()),
-                ("detail", django_taskclaim.fields.ErrorClassField(default="", max_length=500)),
+                ("detail", django_taskclaim.fields.ShortTextField(default="", max_length=500)),
             ],
             options={
                 "db_table": "taskclaim_claimevent",
@@ -40,7 +40,7 @@ class Migration(migrations.Migration):
                 ("act", models.CharField(max_length=50)),
                 ("rows", models.BigIntegerField(default=0)),
                 ("by", django_taskclaim.fields.HolderField(max_length=200)),
-                ("reason", django_taskclaim.fields.ErrorClassField(default="", max_length=500)),
+                ("reason", django_taskclaim.fields.ShortTextField(default="", max_length=500)),
                 ("key", django_taskclaim.fields.HolderField(default="", max_length=255)),
             ],
             options={
