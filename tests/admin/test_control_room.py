@@ -45,7 +45,7 @@ from tests.commands import run
 from tests.control.test_throughput import minute
 from tests.doctor.support import handling
 from tests.factories import make
-from tests.limits.test_workers import closed_now
+from tests.limits.conftest import beside
 from tests.querysets.support import set_raw
 from tests.testapp.models import Parent, Photo, UuidKey
 
@@ -222,7 +222,7 @@ def throttled(reason: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("use_tz", [True, False])
 def test_a_throttle_of_every_worker_is_shown(looks: Client, use_tz: bool, settings: Any) -> None:
-    closed = closed_now()
+    closed = beside(1, 2)
     settings.USE_TZ = use_tz
     make(Photo, 1)
     worker(throttles=throttled("replica lag 31 s"))

@@ -15,7 +15,7 @@ from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.switch import set_overrides
 from tests.control.test_throughput import total
-from tests.limits.test_workers import closed_now
+from tests.limits.conftest import beside
 from tests.testapp.models import Job
 from tests.worker.conftest import Start, Worker, jobs, start_worker, states, wait_until
 
@@ -83,7 +83,7 @@ def test_a_running_worker_follows_batch_size_lease_and_hours(start_worker: Start
     follows(worker, 3)
     longer = Job.objects.filter(expires_at__gt=DatabaseLater(timedelta(seconds=200)))
     wait_until(longer.exists, what="the longer lease")
-    change(batch_size=None, lease=None, hours=closed_now())
+    change(batch_size=None, lease=None, hours=beside(1, 2))
     stopped = "is throttled: outside the hours"
     wait_until(lambda: any(stopped in event["text"] for event in worker.events()))
     change(hours=None)
