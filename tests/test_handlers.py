@@ -67,6 +67,9 @@ class Asynchronous:
         ({"lease": "soon"}, plain, ValueError, "lease must be a time in seconds"),
         ({"rate": 3}, plain, ValueError, "rate must be a number of rows"),
         ({"completion": "x"}, plain, TypeError, "completion must be"),
+        ({"serial_by": "contry"}, plain, ValueError, "'contry' is none"),
+        ({"serial_by": "url", "completion": "clear"}, plain, ValueError, "completion 'clear'"),
+        ({"serial_by": "url", "order_by": ["?"]}, plain, ValueError, "an order that stays"),
         ({"queryset": Photo.objects.all()[:3]}, plain, TypeError, "through a slice"),
     ],
 )

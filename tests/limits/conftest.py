@@ -1,5 +1,6 @@
 """Fixtures of the tests of limits."""
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -26,3 +27,8 @@ def beside(first: int, last: int) -> str:
     """Return a window from so many hours beside now to so many, in the zone of the settings."""
     ends = [timezone.localtime() + timedelta(hours=n) for n in (first, last)]
     return "-".join(f"{end:%H:%M}" for end in ends)
+
+
+def under(**limits: Any) -> dict[str, str]:
+    """Return the environment of a worker whose handler has these options."""
+    return {"TASKCLAIM_TEST_LIMITS": json.dumps(limits)}

@@ -99,20 +99,18 @@ def test_what_stands_behind_a_crowd_without_room_is_reached(rule: Rule) -> None:
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("model", "limit", "error"),
+    ("model", "limit"),
     [
-        (Photo, {"country": 0}, ValueError),
-        (Photo, ["country"], ValueError),
-        (Photo, {"contry": 2}, ValueError),
-        (Photo, {"claimed_by": 2}, ValueError),
-        (Parcel, {"facts": 2}, ValueError),
+        (Photo, {"country": 0}),
+        (Photo, ["country"]),
+        (Photo, {"contry": 2}),
+        (Photo, {"claimed_by": 2}),
+        (Parcel, {"facts": 2}),
         # On the parent's table, which has the claim columns, there is none; a composite key is several.
-        (Child, {"extra": 2}, ValueError),
-        (CompositeKey, {"pk": 2}, ValueError),
+        (Child, {"extra": 2}),
+        (CompositeKey, {"pk": 2}),
     ],
 )
-def test_a_limit_that_cannot_be_kept_is_refused(
-    model: Any, limit: Any, error: type[Exception]
-) -> None:
-    with pytest.raises(error):
+def test_a_limit_that_cannot_be_kept_is_refused(model: Any, limit: Any) -> None:
+    with pytest.raises(ValueError, match="limit_per"):
         handler(model, limit_per=limit)(lambda row: None)

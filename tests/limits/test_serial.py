@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from django_taskclaim.completion import Clear
 from django_taskclaim.exceptions import RetryLater
-from django_taskclaim.handlers import handler
 from tests.factories import make
 from tests.querysets.support import ROW_LOCKS, Rule, at_once
 from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, Photo, PhotoProxy
@@ -130,20 +128,6 @@ def test_heads_behind_a_crowd_are_reached(rule: Rule) -> None:
     assert Photo.objects.claim_batch(9) == []
     found[0].release(delay=timedelta(0))
     assert Photo.objects.claim_batch(9) == crowd[:1]
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("given", "error"),
-    [
-        ({"serial_by": "contry"}, ValueError),
-        ({"serial_by": "country", "completion": Clear()}, ValueError),
-        ({"serial_by": "country", "order_by": ["?"]}, ValueError),
-    ],
-)
-def test_a_wrong_series_is_refused(given: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        handler(Photo, **given)(lambda row: None)
 
 
 def test_a_row_that_two_series_limit_has_its_turn_in_both(rule: Rule) -> None:

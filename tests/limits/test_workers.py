@@ -1,22 +1,16 @@
 """Limits as real workers keep them, in processes of their own, some of them killed."""
 
-import json
 import signal
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from tests.limits.conftest import beside
+from tests.limits.conftest import beside, under
 from tests.testapp.models import Job, Ledger
 from tests.worker.conftest import Start, jobs, states, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True, databases="__all__")]
-
-
-def under(**limits: Any) -> dict[str, str]:
-    """Return the environment of a worker whose handler has these options."""
-    return {"TASKCLAIM_TEST_LIMITS": json.dumps(limits)}
 
 
 def spans() -> Any:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from queue import Queue
@@ -28,24 +29,34 @@ pytestmark = [
 LEASE = 10
 
 
-@contextmanager
-def held_past_a_lease(statement: str, key: int, rows: Any) -> Iterator[None]:
-    """Let another session hold what *statement* locks until all others are done and a lease has gone by."""
+def locking(statement: str, params: list[Any], wait: Callable[[], object]) -> Future[None]:
+    """Let another session hold what *statement* locks until *wait* has returned; return once it has the lock."""
     locked = threading.Event()
 
     def hold() -> None:
         with closing(Rival()) as rival:
             rival.begin()
-            rival.execute(statement, [key])
+            rival.execute(statement, params)
             locked.set()
-            held = rows.filter(status="processing")
-            wait_until(lambda: (held.count(), rows.open().count()) == (1, 0))
-            end = held.latest("expires_at").expires_at + timedelta(seconds=LEASE)
-            wait_until(lambda: held.earliest("expires_at").expires_at > end)
+            wait()
             rival.commit()
 
     holder = elsewhere(hold)
     assert locked.wait(120)
+    return holder
+
+
+@contextmanager
+def held_past_a_lease(statement: str, key: int, rows: Any) -> Iterator[None]:
+    """Let another session hold what *statement* locks until all others are done and a lease has gone by."""
+
+    def wait() -> None:
+        held = rows.filter(status="processing")
+        wait_until(lambda: (held.count(), rows.open().count()) == (1, 0))
+        end = held.latest("expires_at").expires_at + timedelta(seconds=LEASE)
+        wait_until(lambda: held.earliest("expires_at").expires_at > end)
+
+    holder = locking(statement, [key], wait)
     yield
     holder.result(120)
 
@@ -66,21 +77,13 @@ def test_a_result_that_waits_for_a_lock_until_its_statement_ends_charges_nobody(
     work: Callable[..., int], monkeypatch: pytest.MonkeyPatch, lock: str
 ) -> None:
     monkeypatch.setitem(connections.settings["default"]["OPTIONS"], *TIMEOUT[connection.vendor])
-    rows, ran, locked = make(Photo, 3), list[Any](), threading.Event()
-
-    def hold() -> None:
-        with closing(Rival()) as rival:
-            rival.begin()
-            rival.execute(LOCKS[lock], [rows[0].pk] if "%s" in LOCKS[lock] else [])
-            locked.set()
-            threading.Event().wait(4)
-            rival.commit()
+    rows, ran = make(Photo, 3), list[Any]()
 
     def do(row: Any) -> None:
         ran.append(row.pk)
         if row.pk == rows[0].pk:
-            elsewhere(hold)
-            locked.wait(120)
+            params = [row.pk] if "%s" in LOCKS[lock] else []
+            locking(LOCKS[lock], params, lambda: threading.Event().wait(4))
 
     work(Photo, do, lease=3)
     assert sorted(ran) == [row.pk for row in rows]

@@ -1,6 +1,5 @@
 """Answers to a worker's COMMITs that never arrive: rows have their effect once, and keep nobody else waiting."""
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -14,8 +13,9 @@ from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
 from tests.factories import make
+from tests.limits.conftest import under
 from tests.proxy import FATES, HAS_A_SERVER, CommitProxy, Fate, swallowed, url_through, withheld
-from tests.querysets.support import Rival, fresh, set_raw
+from tests.querysets.support import execute, fresh, held_open, set_raw
 from tests.testapp.models import Effect, Photo
 from tests.worker.conftest import Start, jobs, states, write_all, writer_of
 
@@ -126,8 +126,7 @@ def test_a_claim_that_never_commits_keeps_others_from_its_row_for_a_while_only(
     """The worker is cut off inside the transaction of its claim, and the server ends it."""
     jobs(1, f"work:{MARK}")
     # Under a limit a claim is a transaction, with a lock that all claims of the model wait for.
-    options, limited = ("--in-process", "--lease", "4"), {"max_running": 5}
-    limits = {"TASKCLAIM_TEST_LIMITS": json.dumps(limited)}
+    options, limits = ("--in-process", "--lease", "4"), under(max_running=5)
     with CommitProxy() as proxy:
         proxy.arm(never_answered, heard=MARK.encode())
         start_worker(*options, **limits, DATABASE_URL=url_through(proxy.port))
@@ -152,12 +151,9 @@ def test_a_row_whose_transaction_is_committed_late_is_done_and_not_lost(
     item.rows[0].claim.local_deadline = 0.0
     inflight.judge(item, {item.rows[0]: outcome})
     inflight.settle(item)
-    rival = Rival()
-    rival.begin()
-    rival.execute("UPDATE testapp_photo SET status = 'complete'")
-    writer.write()
-    rival.commit()
-    rival.close()
+    late = "UPDATE testapp_photo SET status = 'complete'"
+    with held_open(lambda: execute(late), then=lambda: None):
+        writer.write()
     options = WorkerOptions((Photo._meta.label,), "w", "default")
     LeaseKeeper("default", [Feed(handler, options)], inflight).renew_when_due()
     write_all(writer)
