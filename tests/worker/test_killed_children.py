@@ -82,6 +82,20 @@ def test_rows_come_back_while_their_model_is_paused(start_worker: Start) -> None
     only_started_rows_are_left(started, others)
 
 
+@pytest.mark.once
+@pytest.mark.promise(7)
+def test_rows_of_several_killed_processes_expire(start_worker: Start) -> None:
+    """Their supervisor is killed with them, so another worker's reaper puts the rows back."""
+    jobs(8, "stay")
+    worker = start_worker("--lease", "8", "--batch-size", "4", "--processes", "2")
+    wait_until(lambda: Ledger.objects.count() == 2 and states() == {"processing": 8})
+    os.killpg(worker.pid, signal.SIGKILL)
+    Job.objects.update(act="work")
+    start_worker("--in-process", "--lease", "8")
+    wait_until(lambda: states() == {"complete": 8})
+    assert set(Job.objects.values_list("counter", flat=True)) == {1}
+
+
 # Rows that kill their process
 
 
