@@ -48,6 +48,11 @@ def is_unstarted_mark(moment: datetime | None) -> bool:
     return moment is not None and as_utc(moment) == QUARANTINED_UNSTARTED
 
 
+def before_marks(moment: datetime) -> datetime:
+    """Return the ``not_before`` of a row that is to wait until *moment*: it is no mark, however late that is."""
+    return OPEN_ENDED - timedelta(days=1) if moment.year >= OPEN_ENDED.year else moment
+
+
 class PackageField(models.Field):
     """Migrations do not keep how people see such a column: a better word is no change of the table."""
 

@@ -134,7 +134,7 @@ class Policy:
 
         Asked by ``fail()`` and by workers alike. With ``retry=False`` no error is worth another try.
         """
-        rule = self._rule(error)
+        rule = self.rule(error)
         if not retry or rule is Permanent:
             return Verdict(final=True, counted=True)
         if isinstance(rule, RetryLater):
@@ -148,7 +148,7 @@ class Policy:
         backoff = partial(_waiting_time, named) if named else usual_backoff()
         return Verdict(final=False, counted=True, wait=partial(backoff, failures))
 
-    def _rule(self, error: object) -> Rule:
+    def rule(self, error: object) -> Rule:
         """Return the rule for the nearest class of *error*; Permanent and RetryLater speak for themselves."""
         kind = error if isinstance(error, type) else type(error)
         for cls in kind.__mro__:

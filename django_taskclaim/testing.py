@@ -70,12 +70,14 @@ def run_due(
     running = _Inline(alias, inflight, cast(LeaseKeeper, _NO_KEEPER))
     writer = Writer(alias, inflight, counters, [Feed(handler, options)], _is_never_away)
     run: list[HeldRow] = []
+    keys: list[Any] = []
     while size := min(handler.batch_size, math.inf if limit is None else limit - len(run)):
         # Each row once, even if it comes back due at once.
-        rows = handler.rows(alias).exclude(pk__in=[held.claim.pk for held in run])
+        rows = handler.rows(alias).exclude(pk__in=keys)
         holder = new_holder("run_due")
         call = ClaimCall(rows, int(size), holder, handler.lease, clock(), notes_start=True)
         claimed: list[Any] = claim(call)
+        keys += [row.pk for row in claimed]
         if not (claimed := prepare(handler, claimed)):
             break
         run += (held := hold(handler, claimed))

@@ -25,6 +25,7 @@ from tests.testapp.models import (
     OrderedByForeignKey,
     Photo,
 )
+from tests.testapp.odd_models import TwoParents
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 
@@ -48,6 +49,20 @@ class InATestCase(TestCase):
 
     def test_so_it_is_again(self) -> None:
         assert run_due(Job).completed == 1
+
+
+@pytest.mark.promise(10)
+def test_an_error_that_puts_a_batch_back_is_traced_to_its_row() -> None:
+    """Otherwise the same rows would come together for ever; each is run once, also where its claim has another key."""
+    make(TwoParents, 5, id=lambda n: n + 101, key=lambda n: n + 103)
+
+    def refuse(rows: list[Any]) -> None:
+        if any(row.pk == 103 for row in rows):
+            raise TimeoutError
+
+    how: dict[str, Any] = {"batch": True, "batch_size": 3, "errors": {TimeoutError: RetryLater(0)}}
+    with handling(TwoParents, refuse, **how):
+        assert run_due(TwoParents) == Ran(completed=4, released=1)
 
 
 @pytest.mark.promise(2)

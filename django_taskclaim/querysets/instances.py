@@ -71,7 +71,9 @@ def claimed_by(queryset: Rows, holders: Collection[str]) -> list[models.Model]:
     names, are_deferred = rows.query.deferred_loading
     named = names.difference(ours) if are_deferred else names.union(ours)
     rows.query.deferred_loading = named, are_deferred
-    return [carrying(row, Token(*(getattr(row, f) for f in fields)), rows.db) for row in rows]
+    # An order over a join may show a row more than once.
+    once = {row.pk: row for row in rows}.values()
+    return [carrying(row, Token(*(getattr(row, f) for f in fields)), rows.db) for row in once]
 
 
 def holdings(queryset: Rows, who: str) -> list[models.Model]:

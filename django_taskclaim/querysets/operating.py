@@ -23,8 +23,8 @@ from django_taskclaim.db.sql import SKIP, SQL, Change, Key, sql
 from django_taskclaim.error_text import text_to_store
 from django_taskclaim.fields import (
     NEVER_WAITED,
-    OPEN_ENDED,
     QUARANTINED,
+    before_marks,
     is_quarantine_mark,
     is_unstarted_mark,
 )
@@ -218,10 +218,7 @@ def run_at(at: datetime | None) -> StateChange:
     if at is not None and at.year <= NEVER_WAITED.year:
         # Long due, and the row would count as one that never waited. The first years of all have no moment in UTC.
         at = None
-    elif at is not None and at.year >= OPEN_ENDED.year:
-        # What lies further in the future is a mark.
-        at = OPEN_ENDED - timedelta(days=1)
-    sets = {"not_before": scope.NOW if at is None else at}
+    sets = {"not_before": scope.NOW if at is None else before_marks(at)}
     return RunAt(act="rescheduled", states=[Status.OPEN], sets=sets, opens=True)
 
 

@@ -411,6 +411,16 @@ def _from_owner(item: Any, model: type[models.Model], target: Target) -> Any:
         return sign + _name_from_owner(item.removeprefix("-"), model, target)
     if isinstance(item, models.F):
         return models.F(_name_from_owner(cast("Any", item).name, model, target))
+    if isinstance(item, Q):
+        found = [
+            (_name_from_owner(part[0], model, target), part[1])
+            if isinstance(part, tuple)
+            else _from_owner(part, model, target)
+            for part in item.children
+        ]
+        return Q(*found, _connector=item.connector, _negated=item.negated)
+    if not hasattr(item, "get_source_expressions"):
+        return item
     moved = item.copy()
     parts = (part and _from_owner(part, model, target) for part in item.get_source_expressions())
     moved.set_source_expressions(list(parts))

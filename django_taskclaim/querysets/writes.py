@@ -463,16 +463,18 @@ def _extend(part: HeldRows, lease: timedelta, keys: Sequence[Key]) -> dict[Key, 
 def fail(rows: object, error: BaseException | str, *, retry: bool) -> int:
     """End rows badly as their policy judges *error*; see ``ClaimQuerySet.fail``."""
     given, text = Given(rows), text_to_store(error)
-    ended = Ended(failure=text, permanent=isinstance(error, Permanent))
     for held in given.held:
         model = held.target.model
-        judge = cache(partial(policy_for(model).judge, error, retry=retry))
+        policy = policy_for(model)
+        ended = Ended(failure=text, permanent=policy.rule(error) is Permanent)
+        judge = cache(partial(policy.judge, error, retry=retry))
         verdicts = {claim.pk: judge(claim.attempts + 1) for claim in held.claims}
         first = verdicts[held.keys[0]]
         if not first.counted:
             # RetryLater is the same for each row.
             wait = first.wait()
-            if first.everyone:
+            # A lost claim stops nobody.
+            if first.everyone and held.standing().rows:
                 # First, or somebody else would claim the row and ask the same in vain.
                 holder, _, _ = held.claims[0].token.holder.partition(WORKER_MARK)
                 stop_everyone(model, held.target.alias, wait, describe(error), holder)

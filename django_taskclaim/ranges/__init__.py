@@ -22,6 +22,7 @@ from django.db import models
 from django.db.models import Sum
 from django.db.models.fields import AutoFieldMixin
 
+from django_taskclaim.awaitables import async_twin
 from django_taskclaim.conf import DURATION, NUMBER_OR_NONE, or_none
 from django_taskclaim.db.sql import PREPARED
 from django_taskclaim.fields import NEVER_WAITED, OPEN_ENDED, RangeCountField, RangeTextField
@@ -67,6 +68,7 @@ class RangeQuerySet(ClaimQuerySet[M]):
         return added
 
     vars(plan)["alters_data"] = True
+    aplan = async_twin(plan)
 
 
 if TYPE_CHECKING:

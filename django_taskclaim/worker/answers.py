@@ -1,7 +1,7 @@
 """What a handler has made of its rows: what its answer says of each, and which columns it has set in vain."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -35,14 +35,14 @@ def of_answer(rows: Sequence[models.Model], answer: object) -> Said:
     """Return what a batch handler's *answer* says of each row: None for done, else what went wrong.
 
     The answer is a mapping from rows or their keys to outcomes, or an iterable of rows and keys
-    that are done and of pairs of a row and its outcome. An outcome is None for done, or an exception. A row that is
-    not mentioned has failed. The handler of companions got their sources, and names those, or their keys.
+    that are done and of pairs of a row, or its key, and its outcome. An outcome is None for done, or an exception. A
+    row that is not mentioned has failed. The handler of companions got their sources, and names those, or their keys.
     Raises TypeError for an answer that is nothing of the kind.
     """
     by_key = {_own_key(row): _key(row) for row in rows}
     said = {
         _key(one) if isinstance(one, models.Model) else by_key.get(one): _outcome(outcome)
-        for one, outcome in _pairs(answer)
+        for one, outcome in _pairs(answer, by_key)
     }
     return [said.get(_key(row), UNMENTIONED) for row in rows]
 
@@ -68,18 +68,21 @@ def _key(given: models.Model) -> object:
     return claim_columns(kind).key_of(row) if has_claim_columns(kind) else row.pk
 
 
-def _pairs(answer: object) -> Iterable[tuple[object, object]]:
+def _pairs(answer: object, keys: Container[object]) -> Iterable[tuple[object, object]]:
     if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
         raise TypeError(
             f"A batch handler returns None, a mapping or an iterable of outcomes, not {answer!r:.200}."
         )
-    return answer.items() if isinstance(answer, Mapping) else map(_pair, answer)
+    return answer.items() if isinstance(answer, Mapping) else (_pair(one, keys) for one in answer)
 
 
-def _pair(said: object) -> tuple[object, object]:
-    if isinstance(said, tuple) and len(said) == 2 and isinstance(said[0], models.Model):
-        return said
-    return said, None
+def _pair(said: object, keys: Container[object]) -> tuple[object, object]:
+    if not isinstance(said, tuple) or len(said) != 2:
+        return said, None
+    first, _ = said
+    # A key may have two parts.
+    names_a_row = isinstance(first, models.Model) or (said not in keys and first in keys)
+    return said if names_a_row else (said, None)
 
 
 def _outcome(said: object) -> BaseException | None:

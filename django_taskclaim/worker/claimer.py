@@ -279,5 +279,7 @@ class Claimer(WorkerThread):
         """Say what keeps a model's rows from being claimed; empty where nothing does, or may not for long."""
         if stop := self.service.stop_of(feed):
             return f"{feed.label} is {stop}"
+        if feed.is_kept_back():
+            return f"all that is left of {feed.label} waits behind failed or paused rows"
         text = f"the database refuses to have the last rows of {feed.label} written"
         return text if feed.is_refused() else ""

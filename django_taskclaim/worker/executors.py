@@ -12,6 +12,7 @@ from asgiref.sync import sync_to_async
 from django_taskclaim import connecting
 from django_taskclaim.claim import Ended
 from django_taskclaim.exceptions import Permanent
+from django_taskclaim.policy import policy_for
 from django_taskclaim.throttling.throttles import CircuitBreaker, working_on
 from django_taskclaim.worker.batch import Done, Failed, WorkItem
 from django_taskclaim.worker.records import broken, logger, named
@@ -53,7 +54,7 @@ class Executor(WorkerThread):
                 case Done() | Ended(completed=True):
                     good += 1
                 case Failed(error):
-                    bad += not isinstance(error, Permanent)
+                    bad += policy_for(item.handler.model).rule(error) is not Permanent
                 case Ended(failure=(_, _), permanent=False):
                     bad += 1
         breaker.heard(good=good, bad=bad)

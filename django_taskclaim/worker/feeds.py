@@ -16,6 +16,7 @@ from django_taskclaim.handlers import Handler
 from django_taskclaim.limits import LimitReached, Stops
 from django_taskclaim.limits.key_limits import limits_over
 from django_taskclaim.monitoring.overview import database_time
+from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.querysets.cursor import Cursor
 from django_taskclaim.querysets.instances import claimed_by
@@ -189,6 +190,14 @@ class Feed:
         """Say whether all rows that are left are such as the database lets nobody write."""
         is_refused = bool(refusals(self.model, self.using))
         return is_refused and not without_refused(self._unfinished()).exists()
+
+    def is_kept_back(self) -> bool:
+        """Say whether all rows that are left wait behind a failed or paused row of their key; see ``serial_by``."""
+        if policy_for(self.model).serial_by is None:
+            return False
+        # Without the filter of this worker: a row that another one takes is in nobody's way for long.
+        why = ClaimQuerySet[Any](self.model, using=self.using).why_empty("")
+        return why.kept_back > 0 and not (why.held or why.waiting or why.ready)
 
     def _unfinished(self) -> Any:
         is_unfinished = in_state(claim_columns(self.model), Status.OPEN, Status.PROCESSING)

@@ -65,8 +65,13 @@ class WorkerOptions:
 
     @property
     def connections(self) -> int:
-        """How many connections one process may open: each handler thread, the claimer, the service, health checks."""
-        return self.threads + 2 + any(handler.health_checks for handler in self.handlers())
+        """How many connections one process may open: each handler thread, the claimer, the service, health checks.
+
+        Coroutines have one of their own beside the threads of other handlers.
+        """
+        handlers = self.handlers()
+        is_mixed = len({handler.is_async for handler in handlers}) > 1
+        return self.threads + 2 + is_mixed + any(handler.health_checks for handler in handlers)
 
     def named(self, number: int) -> Self:
         """Return the options of the child with this number, from 1."""

@@ -34,7 +34,15 @@ from django_taskclaim.querysets.scope import ClaimTarget, unbroken_transaction
 from django_taskclaim.querysets.writes import fail_unreadable, note_start
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
 from django_taskclaim.worker.answers import Said, of_answer, values_before, warn_of_unsaved
-from django_taskclaim.worker.batch import DONE, Failed, HeldRow, Outcome, PutBack, WorkItem
+from django_taskclaim.worker.batch import (
+    DONE,
+    Failed,
+    HeldRow,
+    Outcome,
+    PutBack,
+    WorkItem,
+    may_spare_others,
+)
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper, outlived
 from django_taskclaim.worker.records import broken, logger, named
@@ -184,7 +192,9 @@ class Running:
         late = {id(one): (held, one) for held, one in said if one is not None and held.claim.ended}
         for held, one in late.values():
             broken(f"{named(held.row)}: its handler or a hook raised after its claim ended", one)
-        has_failed = error is not None and any(isinstance(one, Failed) for one in outcomes.values())
+        has_failed = error is not None and any(
+            may_spare_others(one, error) for one in outcomes.values()
+        )
         is_undone = has_failed or (item.handler.atomic and error is None)
         if is_undone and not completed and len(called) > 1:
             # An atomic call is done as a whole or not at all, and an error may be that of one row.

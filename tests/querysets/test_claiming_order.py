@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db.models import F
+from django.db.models import Case, F, When
 from django.db.models.functions import Lower
 from django.utils import timezone
 
@@ -56,6 +56,7 @@ def test_an_explicit_order_decides_which_rows_are_taken_and_how_they_come(model:
         (ordered("counter", "-note"), [0, 3, 2]),
         (ordered(F("note").desc()), [1, 0, 2]),
         (ordered(Lower("note").asc(), "pk"), [3, 2, 0]),
+        (ordered(Case(When(note="d", then=1), default=2), "pk"), [1, 0, 2]),
     ]
     for chosen, expected in cases:
         claimed = chosen.claim_batch(3)

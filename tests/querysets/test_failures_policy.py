@@ -234,6 +234,16 @@ def test_only_an_error_that_says_everyone_stops_everyone(rule: Callable[..., Non
     assert Photo.objects.claim_batch(3, **mine) == held
 
 
+@pytest.mark.promise(3)
+def test_a_lost_claim_stops_nobody() -> None:
+    late = claimed(Photo)
+    lose(late)
+    with pytest.raises(ClaimLost):
+        late.claim.fail(STOP)
+    make(Photo)
+    assert len(Photo.objects.claim_batch(1)) == 1
+
+
 @pytest.mark.once
 def test_a_worker_stops_everyone_also_beside_a_row_that_waits_alone(monkeypatch: Any) -> None:
     """Results that are alike are written together, and the first row asks for less than the second."""

@@ -1,6 +1,6 @@
 """In which state rows begin: new ones, copies, and instances constructed with the key of a row that exists."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -82,6 +82,8 @@ def test_a_new_row_keeps_the_state_that_it_names(
         assert (facts(row).status, facts(row).not_before) == (state, later)
         assert Photo.objects.claim_batch(1) == []
         row.delete()
+    born(how, not_before=datetime(9999, 12, 31, tzinfo=UTC))
+    assert Photo.objects.claim_batch(1) == []
     if how != "get_or_create":
         for unknown in ("finished", "", None):
             with django_assert_num_queries(0), pytest.raises(ClaimColumnError):

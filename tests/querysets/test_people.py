@@ -12,6 +12,7 @@ from django_taskclaim.switch import pause, resume
 from tests.factories import make
 from tests.querysets.support import DEADLINE, ROW_LOCKS, Lapse, at_once, elsewhere, facts, keys
 from tests.testapp.models import Author, Child, OrderedByForeignKey, Photo, PhotoProxy
+from tests.testapp.odd_models import Label, Labelled
 
 pytestmark = pytest.mark.django_db
 
@@ -152,6 +153,15 @@ def test_a_request_waits_for_a_held_row_that_is_locked_and_returns_no_other(riva
     rival.let_go()
     assert asked.result(DEADLINE) == keys(rows)
     assert Photo.objects.held_by("user:17").count() == 2
+
+
+def test_a_row_that_a_join_shows_twice_is_one_row() -> None:
+    names = iter("abcdef")
+    for row, number in zip(make(Labelled, 4), [3, 1, 1, 1], strict=True):
+        row.labels.set([Label.objects.create(name=next(names)) for _ in range(number)])
+    for _ in range(3):
+        Labelled.objects.order_by("labels__name").claim_batch(2, claimed_by="u", include_held=True)
+    assert Labelled.objects.held_by("u").count() == 2
 
 
 # Tokens that come back

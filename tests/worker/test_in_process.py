@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -32,6 +33,12 @@ def test_the_process_keeps_its_signals_after_a_run() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     call_command("claimworker", "testapp.Job", *DRAIN)
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.promise(14)
+def test_beside_the_main_thread_it_is_refused() -> None:
+    with ThreadPoolExecutor() as pool, pytest.raises(CommandError, match="needs the main thread"):
+        pool.submit(call_command, "claimworker", "testapp.Job", *DRAIN).result()
 
 
 @pytest.mark.promise(14)

@@ -10,6 +10,7 @@ from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
+from django_taskclaim.exceptions import Permanent
 from django_taskclaim.handlers import Handler
 from django_taskclaim.worker.batch import NOT_STARTED, Failed, PutBack, hold
 from django_taskclaim.worker.feeds import Feed
@@ -66,13 +67,37 @@ def test_a_batch_answers_by_rows_that_it_has_read_from_the_table_of_the_claim(
     assert Child.objects.filter(status="complete").count() == 2
 
 
+@pytest.mark.parametrize("form", [dict, list])
 def test_a_batch_answers_by_the_keys_of_rows_also_where_their_claims_have_others(
-    work: Callable[..., int],
+    work: Callable[..., int], form: Any
 ) -> None:
     make(TwoParents, 3, id=lambda n: n + 101, key=lambda n: n + 103)
-    answer = {101: None, 102: None, 103: ValueError("not this one")}
+    answer = form([(101, None), (102, None), (103, ValueError("not this one"))])
     assert work(TwoParents, lambda rows: answer, batch=True, max_attempts=1) == 0
     assert keys(TwoParents.objects.failed()) == [103]
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_what_is_permanent_trips_no_breaker(
+    work: Callable[..., int], settings: Any, mapped: bool
+) -> None:
+    settings.TASKCLAIM = {"BREAKER": 0.5, "BREAKER_OUTCOMES": 2}
+    make(Photo, 6)
+
+    def refuse(photo: Photo) -> None:
+        raise LookupError if mapped else Permanent("no such picture")
+
+    assert work(Photo, refuse, errors={LookupError: Permanent}) == 0
+    assert len(Photo.objects.failed()) == 6
+
+
+@pytest.mark.promise(11)
+def test_a_drain_ends_behind_a_failed_row_that_keeps_back_its_key(
+    work: Callable[..., int],
+) -> None:
+    make(Photo, 3, country="NZ")
+    assert work(Photo, lambda photo: 1 / 0, serial_by="country", max_attempts=1) == 3
+    assert Photo.objects.progress().open == 2
 
 
 @pytest.mark.once

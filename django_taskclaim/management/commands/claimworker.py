@@ -27,6 +27,7 @@ import math
 import os
 import signal
 import sys
+import threading
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping
 from dataclasses import fields
@@ -100,6 +101,10 @@ class Command(ClaimCommand):
         if not in_process and not hasattr(signal, "pthread_sigmask"):
             text = f"This platform ({sys.platform}) supervises no processes; add --in-process."
             raise UsageError(text)
+        if threading.current_thread() is not threading.main_thread():
+            raise UsageError(
+                "A worker handles signals, so it needs the main thread of its process."
+            )
         refuse(
             found
             for found in check_project()
