@@ -37,6 +37,8 @@ QUARANTINED = OPEN_ENDED + timedelta(days=1)
 #: … and of such a row claimed by a worker that has not started it yet: if the claim expires, it has killed nobody.
 QUARANTINED_UNSTARTED = QUARANTINED + timedelta(seconds=1)
 
+MARKS = (OPEN_ENDED, QUARANTINED, QUARANTINED_UNSTARTED)
+
 
 def is_quarantine_mark(moment: datetime | None) -> bool:
     """Say whether a ``not_before`` is the mark of a row whose worker died on its last try."""

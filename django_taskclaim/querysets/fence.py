@@ -28,7 +28,7 @@ from django_taskclaim.claim import (
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db.notify import call_workers
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost
-from django_taskclaim.fields import RangeColumn, as_utc, before_marks
+from django_taskclaim.fields import MARKS, RangeColumn, as_utc, before_marks
 from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.querysets.writes import lock_claims, raise_lost
 from django_taskclaim.states import Status
@@ -359,7 +359,8 @@ def prepare_new_row(row: models.Model) -> None:
         initial = (columns.status, columns.not_before)
         others = [field for field in ours if field not in initial and field.attname in own]
         waits = columns.not_before.attname if columns.not_before else ""
-        if isinstance(due_at := own.get(waits), datetime):
+        # A new range may have a mark.
+        if isinstance(due_at := own.get(waits), datetime) and due_at not in MARKS:
             own[waits] = before_marks(due_at)
         is_default = all(own[field.attname] == field.get_default() for field in others)
         if is_default and state != Status.PROCESSING:
