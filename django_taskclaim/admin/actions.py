@@ -173,6 +173,18 @@ class ClaimActions(OperatePermission):
                 left={one: states[one] for one in others if states.total() <= MOST},
             )
             return HttpResponseRedirect(back if is_over else request.get_full_path())
+        return self.claim_question_page(question, action, states, rows_url, back, row)
+
+    def claim_question_page(
+        self,
+        question: Question,
+        action: Action,
+        states: Counter[str],
+        rows_url: str,
+        back: str,
+        row: models.Model | None,
+    ) -> HttpResponseBase:
+        """Show the page that asks, with what there is in these *states*, or with the one *row*."""
         name = str(self.opts.verbose_name_plural)
         crumbs = [Crumb(capfirst(name), rows_url)]
         facts = counted(states) or [_("There are none.")]
