@@ -17,7 +17,7 @@ from django.db import models
 
 from django_taskclaim.claim import ATTRIBUTE, Claim, Ended, clock
 from django_taskclaim.error_text import describe
-from django_taskclaim.exceptions import Permanent, RetryLater
+from django_taskclaim.exceptions import Permanent
 from django_taskclaim.formatting import listed
 from django_taskclaim.handlers import Handler
 from django_taskclaim.policy import SELF_FENCE, policy_for
@@ -55,19 +55,6 @@ class PutBack:
 
 
 NOT_STARTED = PutBack("not started")
-
-
-def may_spare_others(outcome: object, error: BaseException | None) -> bool:
-    """Say whether an *outcome* of a call that raised *error* may be that of one row, and not of all.
-
-    A ``RetryLater`` that the handler itself raises is about all rows of the call.
-    """
-    match outcome:
-        case Failed():
-            return True
-        case PutBack(raised=raised, everyone=False):
-            return raised is not None and not isinstance(error, RetryLater)
-    return False
 
 
 #: Of a claim that has ended, by a verb of the handler's own or with its transaction, nothing is left to be written.

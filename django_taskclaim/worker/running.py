@@ -27,22 +27,14 @@ from django_taskclaim.contention import (
 )
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe
-from django_taskclaim.exceptions import SourceGone, TaskClaimError
+from django_taskclaim.exceptions import RetryLater, SourceGone, TaskClaimError
 from django_taskclaim.handlers import Handler
 from django_taskclaim.querysets.completing import complete, files_among, store_files
 from django_taskclaim.querysets.scope import ClaimTarget, unbroken_transaction
 from django_taskclaim.querysets.writes import fail_unreadable, note_start
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
 from django_taskclaim.worker.answers import Said, of_answer, values_before, warn_of_unsaved
-from django_taskclaim.worker.batch import (
-    DONE,
-    Failed,
-    HeldRow,
-    Outcome,
-    PutBack,
-    WorkItem,
-    may_spare_others,
-)
+from django_taskclaim.worker.batch import DONE, Failed, HeldRow, Outcome, PutBack, WorkItem
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper, outlived
 from django_taskclaim.worker.records import broken, logger, named
@@ -192,8 +184,12 @@ class Running:
         late = {id(one): (held, one) for held, one in said if one is not None and held.claim.ended}
         for held, one in late.values():
             broken(f"{named(held.row)}: its handler or a hook raised after its claim ended", one)
-        has_failed = error is not None and any(
-            may_spare_others(one, error) for one in outcomes.values()
+        # A RetryLater that the handler itself raises is about all rows.
+        may_be_of_one = error is not None and not isinstance(error, RetryLater)
+        has_failed = may_be_of_one and any(
+            isinstance(one, Failed)
+            or (isinstance(one, PutBack) and one.raised is not None and not one.everyone)
+            for one in outcomes.values()
         )
         is_undone = has_failed or (item.handler.atomic and error is None)
         if is_undone and not completed and len(called) > 1:

@@ -85,7 +85,7 @@ def test_a_result_that_waits_for_a_lock_until_its_statement_ends_charges_nobody(
             params = [row.pk] if "%s" in LOCKS[lock] else []
             locking(LOCKS[lock], params, lambda: threading.Event().wait(4))
 
-    work(Photo, do, lease=3)
+    work(Photo, do, lease=LEASE)
     assert sorted(ran) == [row.pk for row in rows]
     assert set(Photo.objects.values_list("status", "attempts")) == {("complete", 0)}
 
