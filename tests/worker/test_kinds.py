@@ -1,11 +1,12 @@
 """Batch handlers, coroutine functions and atomic handlers in real workers."""
 
 from collections.abc import Callable
-from threading import Event
+from threading import Event, get_ident
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.core.management import call_command
 from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
@@ -17,10 +18,11 @@ from django_taskclaim.worker.feeds import Feed
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper
 from django_taskclaim.worker.options import WorkerOptions
+from tests.doctor.support import handling
 from tests.factories import make
 from tests.meanwhile import connected
 from tests.querysets.support import keys
-from tests.testapp.models import Child, Effect, Job, Ledger, Parent, Photo
+from tests.testapp.models import Child, Effect, Job, Ledger, Parent, Photo, UuidKey
 from tests.testapp.odd_models import TwoParents
 from tests.worker.conftest import Start, Worker, jobs, states, wait_until
 
@@ -179,6 +181,29 @@ def test_no_connection_stays_open_after_coroutines(work: Callable[..., int]) -> 
     others = [one for one in opened if one is not connections["default"]]
     assert len(others) >= 3
     assert all(one.connection is None for one in others)
+
+
+@pytest.mark.promise(13)
+@pytest.mark.django_db(transaction=True)
+def test_coroutines_beside_other_handlers_open_the_connections_that_are_announced() -> None:
+    make(Photo, 4)
+    make(UuidKey, 4)
+    labels, threads = ("testapp.Photo", "testapp.UuidKey"), set[int]()
+
+    def note(connection: BaseDatabaseWrapper, **kwargs: object) -> None:
+        threads.add(get_ident())
+
+    async def function(row: UuidKey) -> None:
+        await sync_to_async(Photo.objects.count)()
+
+    connection_created.connect(note)
+    try:
+        with handling(Photo, lambda row: Photo.objects.count()), handling(UuidKey, function):
+            announced = WorkerOptions(labels, "w", "default").connections
+            call_command("claimworker", *labels, "--in-process", "--drain", "--poll", "0.2")
+    finally:
+        connection_created.disconnect(note)
+    assert len(threads) == announced == 4
 
 
 @pytest.mark.once
