@@ -78,8 +78,8 @@ def record_action(
         if is_on(alias):
             act = OperatorAct(at=DatabaseNow(), **facts)
             _store(alias, [act])
-            # What a model keeps of all that happens to its rows comes from the signal.
-            if rows and key and not is_named(model):
+            # Where a model keeps all that happens to its rows, our verbs have written the step; a project's have not.
+            if rows and key and not (action in DONE and is_named(model)):
                 step = ClaimEvent(model=label, key=act.key, event=action[:20], at=DatabaseNow())
                 step.holder, step.detail = act.by, act.reason
                 _store(alias, [step])

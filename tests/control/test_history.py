@@ -10,6 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_taskclaim.admin.forms import CONFIRMED
+from django_taskclaim.control.audit import record_action
 from django_taskclaim.control.models import ClaimEvent
 from django_taskclaim.control.reading import history
 from django_taskclaim.exceptions import ClaimLost
@@ -84,7 +85,10 @@ def test_an_act_is_one_step_of_each_row_with_who_and_why(admin_client: Any) -> N
     admin_client.post(reverse("admin:testapp_photo_changelist"), {**facts, **rows})
     with transaction.atomic():
         run("claimreset", "testapp.Photo", "--by", "ada", "--reason", "again")
-    found = [history(Photo, row.pk, using="default") for row in photos]
+    record_action(Photo, "flag", rows=1, key=str(photos[2].pk), by="bob", reason="by hand")
+    *found, (own, last) = [history(Photo, row.pk, using="default") for row in photos]
+    assert (last.event, last.holder, last.detail) == ("flag", "bob", "by hand")
+    found.append([own])
     assert [[one.event for one in events] for events in found] == [["reset"]] * 3
     assert [one.holder for (one,) in found] == ["admin", *[acting("ada")] * 2]
     assert [one.detail.split()[-1] for (one,) in found] == ["mended", "again", "again"]

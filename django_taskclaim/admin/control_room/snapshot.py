@@ -194,10 +194,18 @@ class State(NamedTuple):
 
 
 #: The kinds of states, the worst first.
-KINDS = (
-    *("unknown", "alone", "throttled", "ready", "paused", "pausing", "running"),
-    *("open", "idle", "done"),
-)
+KINDS = [
+    "unknown",
+    "unserved",
+    "throttled",
+    "ready",
+    "paused",
+    "pausing",
+    "running",
+    "open",
+    "idle",
+    "done",
+]
 
 
 def state_of(known: Snapshot) -> State:
@@ -220,7 +228,7 @@ def state_of(known: Snapshot) -> State:
         sentence = _("Rows wait for people, or for code of your own: no worker serves this model.")
         return State("open", "▷", _("OPEN"), sentence)
     if not seen.living and seen.due:
-        return State("alone", "!", _("NO WORKER"), _("Rows are due, and no worker is alive."))
+        return State("unserved", "!", _("NO WORKER"), _("Rows are due, and no worker is alive."))
     if not seen.living:
         return State("ready", "▷", _("READY"), _("Rows wait, and no worker is alive."))
     if (stop := seen.stopped_by) is not None:
