@@ -4,6 +4,7 @@ The filters of its list ask only what the claim index can answer; the price of a
 """
 
 from collections import Counter
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from django.utils.translation import gettext_lazy
 
 from django_taskclaim.admin.actions import FILTERS_KEPT, ClaimActions, claims_of, list_action
 from django_taskclaim.admin.control_room.mounting import register
+from django_taskclaim.admin.control_room.snapshot import shared
 from django_taskclaim.admin.display import (
     EXPIRED,
     STATES,
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
 
     class ActionsModelAdmin(admin.ModelAdmin[Any]):
         """That of django-admin-actions, which comes without types."""
+
+        actions_row: Any
 
         def actions_holder(self, instance: Any) -> str: ...
 
@@ -99,7 +103,8 @@ class StateFilter(ClaimFilter):
         shows_all = {*OURS, *NARROWS_NOTHING}.issuperset(request.GET)
         # Other rows would be counted to their end, or are not all that there are.
         if columns.owned_by(rows.model) and not rows.query.where and shows_all:
-            known = count_rows(rows.model, rows.db)
+            place, read = ("counts", rows.model, rows.db), partial(count_rows, rows.model, rows.db)
+            known = shared(request, place, read)
             for status in Status:
                 n = getattr(known, status)
                 counts[status] = f"≈ {short(n)}" if status in known.estimated else number(n)
@@ -127,9 +132,12 @@ class ErrorFilter(ClaimFilter):
         columns = claim_columns(model_admin.model)
         if columns.error_class is None:
             return []
-        failed = model_admin.get_queryset(request).filter(in_state(columns, Status.FAILED))
-        names = failed.order_by().values_list(columns.error_class.name, flat=True)
-        most = Counter(names[:LOOKED_THROUGH]).most_common(MOST_CHOICES)
+        rows = model_admin.get_queryset(request)
+        failed = rows.filter(in_state(columns, Status.FAILED)).order_by()
+        names = failed.values_list(columns.error_class.name, flat=True)[:LOOKED_THROUGH]
+        sees_all, place = not rows.query.where, ("errors", rows.model, rows.db)
+        counts = shared(request, place, partial(Counter, names)) if sees_all else Counter(names)
+        most = counts.most_common(MOST_CHOICES)
         return [(name, short_name(name)) for name in sorted(name for name, _n in most if name)]
 
     def queryset(self, request: HttpRequest, queryset: Rows) -> Rows:
@@ -242,9 +250,10 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
     @admin.display(description=gettext_lazy("buttons"), empty_value="")
     def actions_holder(self, instance: Any) -> str:
         """Return the buttons of one row of the list, and those that the user has declared."""
-        template = "admin/change_list_item_object_tools.html"
-        ours = render_to_string(template, {"actions_row": facts_of(instance).buttons})
-        return ours + str(super().actions_holder(instance))
+        template, buttons = "admin/change_list_item_object_tools.html", facts_of(instance).buttons
+        ours = render_to_string(template, {"actions_row": buttons}) if buttons else ""
+        # Without buttons of the user, that template would be drawn for each row and show nothing.
+        return ours + (str(super().actions_holder(instance)) if self.actions_row else "")
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
         response: Any = super().changelist_view(request, extra_context)

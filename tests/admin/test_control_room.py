@@ -28,6 +28,7 @@ from tests.admin.room import (
     SILENT,
     VIEW,
     address,
+    chosen,
     command_url,
     failed,
     form_of,
@@ -36,6 +37,7 @@ from tests.admin.room import (
     perform,
     photos,
     recorded,
+    run_action,
     said,
     somebody,
     text_of,
@@ -127,6 +129,17 @@ def test_ten_who_look_within_two_seconds_share_what_is_read(
     perform(boss, where("pause"), {"reason": "deploy"})
     assert "paused by boss" in text_of(boss.get(where()))
     assert "paused by boss" in text_of(somebody(is_superuser=True).get(where("live")))
+
+
+def test_the_figures_above_a_list_are_shared_but_not_with_who_has_just_acted(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, where = failed(2), address(Photo)
+    monkeypatch.setattr(snapshot, "SHARED_FOR", 60.0)
+    first, second = statements(boss, where), statements(somebody(is_superuser=True), where)
+    assert first - second >= 2
+    run_action(boss, where, chosen("claim_reset", *rows))
+    assert "open 2" in text_of(boss.get(where))
 
 
 def test_the_percentage_is_of_complete_rows(looks: Client) -> None:

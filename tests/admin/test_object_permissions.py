@@ -226,6 +226,9 @@ def test_failures_that_the_user_may_not_see_are_not_shown_exported_or_retried(
         sharing.setattr(snapshot, "SHARED_FOR", 60.0)
         assert "no picture of au" in text_of(ada.get(photos()))
         page = text_of(ada.get(own()))
+        failed(1, LookupError("au"), country="AU")
+        listed = [text_of(ada.get(address(Photo, site=one))) for one in ("admin", "own")]
+        assert ["LookupError" in one for one in listed] == [True, False]
     assert "no picture of nz" in page
     assert "no picture of au" not in page
     answer: Any = ada.post(own("export"))
@@ -240,7 +243,7 @@ def test_failures_that_the_user_may_not_see_are_not_shown_exported_or_retried(
     perform(ada, own("retry", group=hidden), {"reason": ""})
     button = address(Photo, "claim", "reset", site="own")
     assert ada.post(button, {"reason": ""}).status_code == 302
-    assert Photo.objects.failed().count() == 4
+    assert Photo.objects.failed().count() == 5
 
 
 def test_the_last_error_of_a_worker_is_named_only_to_a_user_who_may_see_every_row(
