@@ -59,8 +59,11 @@ def prune_as_a_worker() -> None:
 
 
 @pytest.mark.parametrize("delete", [partial(run, "release_expired"), prune_as_a_worker])
-def test_old_rows_of_every_table_are_deleted_in_chunks(delete: Any, settings: Any) -> None:
+def test_old_rows_of_every_table_are_deleted_in_chunks(
+    delete: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.TASKCLAIM = {"CHUNK_SIZE": 2}
+    monkeypatch.setattr(service, "PRUNE_FOR", 60.0)
     young = DatabaseLater(timedelta(minutes=-5))
     for table, (name, moments, differs, rest) in AGES.items():
         age = conf.duration(name) if name else SILENCE_KEPT
