@@ -18,10 +18,14 @@ from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
+from django_taskclaim.completion import Archive
 from django_taskclaim.fields import NEVER_WAITED
 from django_taskclaim.models import TaskMixin
+from django_taskclaim.policy import Policy, policies
 from django_taskclaim.switch import pause, resume
+from tests.factories import make
 from tests.meanwhile import table_made
+from tests.querysets.models import Parcel, ParcelArchive
 from tests.querysets.support import clock, execute, set_raw, value_of
 from tests.testapp.models import Photo
 
@@ -152,12 +156,22 @@ def a_pause_ends_at_its_moment() -> None:
     resume(Photo, using="default")
 
 
+def a_row_keeps_its_moments_in_the_archive() -> None:
+    policies[Parcel] = Policy(completion=Archive(ParcelArchive))
+    make(Parcel)
+    Parcel.objects.claim_batch(1)[0].claim.complete()
+    archived = ParcelArchive.objects.get()
+    assert abs(in_utc(archived.completed_at) - datetime.now(UTC)) < SLACK
+    archived.delete()
+
+
 PROMISES = [
     a_lease_is_as_long_as_asked_and_ends_by_the_clock_of_the_database,
     a_row_waits_until_its_moment,
     a_row_that_never_waited_shows_the_fixed_past,
     both_hours_of_a_clock_put_back_are_told_apart,
     a_pause_ends_at_its_moment,
+    a_row_keeps_its_moments_in_the_archive,
 ]
 
 

@@ -11,6 +11,7 @@ from django.core.files.storage import InMemoryStorage
 from django.db import connection, models
 from django.db.models.functions import Concat
 
+from django_taskclaim.fields import MomentField
 from django_taskclaim.models import TaskMixin
 from django_taskclaim.querysets import ClaimManager
 from tests.testapp.models import Author, Child, Payload, ReservedWords, UuidKey, VisibleManager
@@ -202,7 +203,7 @@ class Archived(models.Model):
     counter = models.IntegerField()
     status = models.CharField(max_length=20)
     claimed_by = models.CharField(max_length=200)
-    completed_at = models.DateTimeField()
+    completed_at = MomentField()
     archived_at = models.DateTimeField(auto_now_add=True)
     reason = models.CharField(max_length=20, default="done")
     seen = models.BooleanField(null=True)
