@@ -11,6 +11,7 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import Error, connections, models, router
@@ -51,8 +52,8 @@ SECONDS = 15.0
 #: What the form of the list sends: which action, and on which rows.
 SENT = ("action", "index", "select_across", ACTION_CHECKBOX_NAME)
 
-#: What Django's admin keeps the filters of a list under.
-FILTERS_KEPT = "_changelist_filters"
+#: Says in the address of a button that it stands in the list, so that the answer leads back there.
+LISTED = "listed"
 
 #: The form field that says which claim of the row the page has shown.
 SHOWN = "taskclaim_shown"
@@ -81,10 +82,14 @@ class ClaimActions(OperatePermission):
             *super().get_urls(),
         ]
 
-    def claim_address(self, page: str, *args: str) -> str:
-        """Return the address of one of the pages of the model: ``changelist``, ``change``, ``claim``."""
+    def claim_address(self, page: str, *args: str, kept: str = "") -> str:
+        """Return the address of one of the pages of the model: ``changelist``, ``change``, ``claim``.
+
+        *kept* is what ``get_preserved_filters`` has of the filters of the list.
+        """
         site, opts = self.admin_site.name, self.opts
-        return reverse(f"{site}:{opts.app_label}_{opts.model_name}_{page}", args=args)
+        url = reverse(f"{site}:{opts.app_label}_{opts.model_name}_{page}", args=args)
+        return add_preserved_filters({"opts": opts, "preserved_filters": kept}, url)
 
     # The buttons
 
@@ -124,8 +129,8 @@ class ClaimActions(OperatePermission):
         row = None if object_id is None else self.get_object(request, unquote(object_id))
         if action is None or (row is None and object_id is not None):
             raise Http404(_("There is no such row."))
-        rows, kept = claims_of(self.get_queryset(request)), request.GET.get(FILTERS_KEPT)
-        rows_url = self.claim_address("changelist") + (f"?{kept}" if kept else "")
+        rows, kept = claims_of(self.get_queryset(request)), self.get_preserved_filters(request)
+        rows_url = self.claim_address("changelist", kept=kept)
         if row is None:
             return self.claim_action(request, action, action.chosen(rows), rows_url)
         facts, columns = facts_of(row), claim_columns(type(row))
@@ -151,9 +156,12 @@ class ClaimActions(OperatePermission):
         *rows_url* is the list as it was filtered. *hidden* is how the rows were chosen, or what the page has shown of
         them, see ``Question``.
         """
-        back = rows_url
-        if row is not None and FILTERS_KEPT not in request.GET:
-            back = self.claim_address("change", quote(row.pk))
+        crumbs = [Crumb(capfirst(str(self.opts.verbose_name_plural)), rows_url)]
+        if row is not None:
+            kept = self.get_preserved_filters(request)
+            page = self.claim_address("change", quote(row.pk), kept=kept)
+            crumbs.append(Crumb(Truncator(str(row)).chars(60), page))
+        back = crumbs[0 if LISTED in request.GET else -1].url
         states = states_of(rows)
         form = partial(ActionForm, action=action, states=states)
         allowed = self.has_operate_permission(request, row)
@@ -173,24 +181,21 @@ class ClaimActions(OperatePermission):
                 left={one: states[one] for one in others if states.total() <= MOST},
             )
             return HttpResponseRedirect(back if is_over else request.get_full_path())
-        return self.claim_question_page(question, action, states, rows_url, back, row)
+        return self.claim_question_page(question, action, states, crumbs, back, row)
 
     def claim_question_page(
         self,
         question: Question,
         action: Action,
         states: Counter[str],
-        rows_url: str,
+        crumbs: list[Crumb],
         back: str,
         row: models.Model | None,
     ) -> HttpResponseBase:
         """Show the page that asks, with what there is in these *states*, or with the one *row*."""
-        name = str(self.opts.verbose_name_plural)
-        crumbs = [Crumb(capfirst(name), rows_url)]
-        facts = counted(states) or [_("There are none.")]
+        name, facts = self.opts.verbose_name_plural, counted(states) or [_("There are none.")]
         if row is not None:
-            name, facts = Truncator(str(row)).chars(60), [summary(facts_of(row), all_of_it=True)]
-            crumbs.append(Crumb(name, self.claim_address("change", quote(row.pk))))
+            name, facts = crumbs[-1].title, [summary(facts_of(row), all_of_it=True)]
         elif states.total() > MOST:
             facts = [_("More than %(number)s rows") % {"number": number(MOST)}]
         fitting = fitting_states(action, states, row)

@@ -20,11 +20,10 @@ from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.utils.functional import cached_property
 from django.utils.html import format_html
-from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_taskclaim.admin.actions import FILTERS_KEPT, ClaimActions, claims_of, list_action
+from django_taskclaim.admin.actions import LISTED, ClaimActions, claims_of, list_action
 from django_taskclaim.admin.control_room.mounting import register
 from django_taskclaim.admin.control_room.snapshot import shared
 from django_taskclaim.admin.display import (
@@ -262,7 +261,7 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
             return response
         changes = context["cl"]
         look_at(changes.result_list, database_time(claims_of(changes.queryset).db))
-        query = "?" + urlencode({FILTERS_KEPT: request.GET.urlencode()})
+        query = f"?{LISTED}=1&{self.get_preserved_filters(request)}"
         for row in changes.result_list:
             # Nothing is made for a complete row; its page has what asks for a tick.
             if (facts := facts_of(row)).status != Status.COMPLETE:
@@ -295,13 +294,13 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
         self, request: HttpRequest, context: Any, *args: Any, **options: Any
     ) -> Any:
         response: Any = super().render_change_form(request, context, *args, **options)
-        row = context.get("original")
+        row, kept = context.get("original"), self.get_preserved_filters(request)
         if row is None:
             return response
         response.context_data |= {
             "claim": facts_of(row),
             "claim_summary": summary(facts_of(row), all_of_it=True),
-            "claim_buttons": list(self.claim_row_buttons(request, row)),
+            "claim_buttons": list(self.claim_row_buttons(request, row, query=kept and f"?{kept}")),
             "claim_steps": list(steps_of(row, claims_of(self.get_queryset(request)).db)),
             "claim_source": source_key_text(row),
             "claim_range": row if has_ranges(self.model) else None,

@@ -11,6 +11,7 @@ from django.contrib.admin.models import LogEntry
 from django.db import connections, transaction
 from django.test import Client
 from django.urls import resolve
+from django.utils.http import urlencode
 
 from django_taskclaim.admin import actions
 from django_taskclaim.exceptions import ClaimLost
@@ -251,15 +252,22 @@ def test_an_action_on_all_rows_means_those_that_the_filters_match(
     assert sum(one[2] for one in recorded()) == 4
 
 
-def test_a_button_of_the_list_leads_back_to_the_list_as_it_was_filtered(boss: Client) -> None:
+def test_a_button_leads_back_to_its_page_and_the_list_stays_filtered(boss: Client) -> None:
     """What an address has to escape is kept."""
-    failed(1, url="yes &=#")
+    (row,) = failed(1, url="yes &=#")
     where = f"{address(Photo)}?q=yes+%26%3D%23&claim_state=failed"
-    links = re.findall(r'href="([^"#]*/claim/[^"#]*)', boss.get(where).content.decode())
-    assert len(links) == 2
-    for link in links:
-        answer = boss.post(html.unescape(link), {"reason": ""})
-        assert answer.status_code == 200 or answer["Location"] == where, link
+    kept = urlencode({"_changelist_filters": where.partition("?")[2]})
+    page = f"{address(Photo, 'change', row.pk)}?{kept}"
+    found = [
+        (shown, html.unescape(link))
+        for shown in (where, page)
+        for link in re.findall(r'href="([^"#]*/claim/[^"#]*)', boss.get(shown).content.decode())
+    ]
+    assert [shown for shown, _link in found] == [where, where, page]
+    for shown, link in found:
+        assert f'href="{html.escape(where)}"' in boss.get(link).content.decode()
+        with undone():
+            assert perform(boss, link, {"reason": ""})["Location"] == shown, link
 
 
 @pytest.mark.parametrize(
