@@ -87,15 +87,11 @@ class Overview:
     def stopped_by(self) -> Throttle | None:
         """The automatic stop that keeps every living process from claiming, and ends first; None where one may claim.
 
-        A process may claim again once the last of its stops has ended.
+        Where no process is alive, that of everyone. A process may claim again once the last of its stops has ended.
         """
-        longest = [
-            next((one for one in self.throttles if one.process in (worker.name, EVERYONE)), None)
-            for worker in self.living
-        ]
-        known = [one for one in longest if one is not None]
-        all_stop = known and len(known) == len(longest)
-        return min(known, key=lambda one: one.until) if all_stop else None
+        names = [worker.name for worker in self.living] or [EVERYONE]
+        stops = [[one for one in self.throttles if one.process in (n, EVERYONE)] for n in names]
+        return min((one[0] for one in stops), key=lambda one: one.until) if all(stops) else None
 
     @property
     def living(self) -> list[WorkerProcess]:

@@ -1,6 +1,7 @@
 """What the control room shows of rows, workers, pauses, failures and settings."""
 
 import re
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,7 +24,7 @@ from django_taskclaim.switch import (
     resume,
     set_overrides,
 )
-from django_taskclaim.tables import EVERY_MODEL, Switch
+from django_taskclaim.tables import EVERY_MODEL, Switch, WorkerProcess
 from tests.admin.room import (
     SILENT,
     VIEW,
@@ -246,6 +247,11 @@ def test_a_throttle_of_every_worker_is_shown(looks: Client, use_tz: bool, settin
     assert re.search(r"THROTTLED until .*everyone: the API said 429", text_of(looks.get(photos())))
     set_overrides(Photo, hours=closed)
     assert re.search(r"THROTTLED until .*hours: outside the hours", text_of(looks.get(photos())))
+    WorkerProcess.objects.all().delete()
+    for serves, workers in ((handling(Photo), "Start one"), (nullcontext(), "none is needed")):
+        with serves:
+            page = text_of(looks.get(photos()))
+        assert re.search(f"THROTTLED until .*hours: outside the hours.*{workers}", page)
 
 
 # Workers
@@ -273,6 +279,8 @@ def test_a_page_without_a_living_worker_promises_nothing(looks: Client) -> None:
     ThroughputMinute.objects.filter(at__lt=now - timedelta(minutes=2)).delete()
     ThroughputMinute.objects.filter(at__lt=now - timedelta(minutes=1)).update(counts={"done": 6})
     assert "about 5 s left" in text_of(looks.get(photos()))
+    stop_everyone(Photo, "default", timedelta(minutes=9), "the API said 429")
+    assert "about 5 s left" not in text_of(looks.get(photos()))
 
 
 def test_an_order_is_asked_about_and_then_shown_beside_the_worker(boss: Client) -> None:

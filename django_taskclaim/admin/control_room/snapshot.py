@@ -223,6 +223,9 @@ def state_of(known: Snapshot) -> State:
     if not seen.progress.left:
         alone = _("There is nothing to do, and no worker is alive.")
         sentence = _("There is nothing to do.") if seen.living or for_people else alone
+    if (stop := seen.stopped_by) is not None:
+        until = _("THROTTLED until %(time)s") % {"time": clock(stop.until)}
+        return State("throttled", "◔", until, f"{stop.source}: {stop.reason}")
         return State("idle", "✓", _("IDLE"), sentence)
     if for_people:
         sentence = _("Rows wait for people, or for code of your own: no worker serves this model.")
@@ -231,9 +234,6 @@ def state_of(known: Snapshot) -> State:
         return State("unserved", "!", _("NO WORKER"), _("Rows are due, and no worker is alive."))
     if not seen.living:
         return State("ready", "▷", _("READY"), _("Rows wait, and no worker is alive."))
-    if (stop := seen.stopped_by) is not None:
-        until = _("THROTTLED until %(time)s") % {"time": clock(stop.until)}
-        return State("throttled", "◔", until, f"{stop.source}: {stop.reason}")
     alive = ngettext(
         "%(n)s worker process is alive.", "%(n)s worker processes are alive.", len(seen.living)
     )
@@ -319,7 +319,7 @@ def forecast(seen: Overview, hour: Sequence[Slot], day: Sequence[Slot]) -> str:
     Nothing without a living worker that may claim, and where done rows are opened again.
     """
     progress, completion = seen.progress, policy_for(seen.model).completion
-    rests = seen.pause is not None or not seen.living or not progress.left
+    rests = seen.pause or seen.stopped_by or not seen.living or not progress.left
     if rests or isinstance(completion, Clear):
         return ""
     # Of ten minutes, else of an hour, else of a day. The last slot is not over yet.

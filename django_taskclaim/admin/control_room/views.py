@@ -40,6 +40,7 @@ from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import first_line
 from django_taskclaim.holders import holder_of
 from django_taskclaim.monitoring.errors import latest_failures
+from django_taskclaim.handlers import handler_for
 from django_taskclaim.monitoring.overview import workers
 from django_taskclaim.monitoring.server import in_time
 from django_taskclaim.policy import policy_for
@@ -285,6 +286,7 @@ class ModelPage(OverviewPage):
             "held": seen.progress.processing - seen.expired if seen else 0,
             "me": holder_of(request.user),
             "columns": claim_columns(self.model),
+            "has_handler": handler_for(self.model) is not None,
             "workers": snapshot.worker_lines(known, sees_all=sees_all),
             "change_url": f"{self.site.name}:{meta.app_label}_{meta.model_name}_change",
             "settings_form": form or forms.SettingsForm(self.model, stored=stored),
