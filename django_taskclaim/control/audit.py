@@ -47,15 +47,16 @@ def record_action(
     by: object,
     reason: str = "",
     key: str = "",
+    name: str = "",
     using: str | Iterable[str] | None = None,
 ) -> None:
     """Record that *by*, a Django user or a name, did *action* to so many rows of *model*, or with None to all models.
 
-    *rows* is None for what is done to no rows, such as a pause. *key* is the row where it was one, or the process that
-    got a command. *using* names the database, or several; None is the one that the model is written to. One
-    INFO record is logged; an ``OperatorAct`` is stored on each database where the control app lives, and of one row a
-    step of its history; and a ``LogEntry`` of a user where there is Django's admin. It raises nothing: what was done is
-    not undone because its record failed.
+    *rows* is None for what is done to no rows, such as a pause. *key* is the row where it was one, the process that got
+    a command, or a group of failures, and *name* what people call that. *using* names the database, or several; None is
+    the one that the model is written to. One INFO record is logged; an ``OperatorAct`` is stored on each database where
+    the control app lives, and of one row a step of its history; and a ``LogEntry`` of a user where there is Django's
+    admin. It raises nothing: what was done is not undone because its record failed.
     """
     label = EVERY_MODEL if model is None else scope_of(model)
     subject = "all models" if model is None else label
@@ -68,9 +69,9 @@ def record_action(
         "rows": rows or 0,
         "by": clean(str(by))[:200],
         "reason": clean(reason)[:500],
-        "key": clean(key)[:255],
+        "key": clean(f"{key} {name}" if name else key)[:255],
     }
-    words = action.capitalize(), by, f"{subject} {key}".rstrip(), why
+    words = action.capitalize(), by, f"{subject} {name or key}".rstrip(), why
     logger.info("%s by %s, %s%s", *words, extra={"event": "act", **facts})
     if using is None:
         using = router.db_for_write(model or Switch)
@@ -85,7 +86,7 @@ def record_action(
                 _store(alias, [step])
     if getattr(by, "pk", None) is not None and apps.is_installed("django.contrib.admin"):
         done = str(DONE.get(action, action))
-        title = f"{key or subject}: {done}"
+        title = f"{name or key or subject}: {done}"
         entry = _entry(model or Switch, by, key if rows else "", title, f"{capfirst(done)}{why}")
         _store(router.db_for_write(apps.get_model("admin.LogEntry")), entry)
 

@@ -32,7 +32,7 @@ class OperatorAct(models.Model):
     rows = models.BigIntegerField(default=0)
     by = HolderField()
     reason = ShortTextField(max_length=500, default="")
-    #: The row, where it was one; the worker, where one was given a command.
+    #: The row, where it was one; the worker that was given a command; the ``Group.id`` of failures, and their name.
     key = HolderField(max_length=255, default="")
 
     class Meta:

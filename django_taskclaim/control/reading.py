@@ -82,9 +82,9 @@ def acts(model: type[models.Model], *, using: str, limit: int = 20) -> list[Oper
 
 
 def known_failures(model: type[models.Model], *, using: str) -> dict[str, OperatorAct]:
-    """Return the notes of the groups of failures that are marked as known, by the name of the group."""
+    """Return the notes of the groups of failures that are marked as known, by the ``Group.id`` of the group."""
     marks = OperatorAct.objects.using(using).filter(model=scope_of(model), act="mark as known")
-    return {mark.key: mark for mark in marks.order_by("id")}
+    return {mark.key.partition(" ")[0]: mark for mark in marks.order_by("id")}
 
 
 def is_named(model: Any) -> bool:

@@ -11,7 +11,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 
-from django_taskclaim.admin.control_room import snapshot
+from django_taskclaim.admin.control_room import failures, snapshot
 from django_taskclaim.control.audit import record_action
 from django_taskclaim.control.models import ThroughputMinute
 from django_taskclaim.querysets.writes import stop_everyone
@@ -341,16 +341,23 @@ def test_failures_are_grouped_by_what_went_wrong(boss: Client) -> None:
     assert "and 2 more kinds of errors" in text_of(boss.get(photos())), "twelve are shown"
 
 
-def test_a_group_is_marked_as_known_until_the_note_is_taken_away(boss: Client) -> None:
+def test_a_group_is_marked_as_known_until_the_note_is_taken_away(
+    boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failed(3, OSError("the disk is full"))
     group = group_of(boss)
     perform(boss, photos("known", group=group), {"reason": "ticket 12"})
     page = text_of(boss.get(photos()))
     assert "Known: “ticket 12” (boss)" in page
-    assert "failures marked as known OSError “ticket 12”" in page
+    assert "OSError: failures marked as known" in text_of(boss.get("/admin/"))
+    failed(2, ValueError("no width"))
+    with monkeypatch.context() as patch:
+        patch.setattr(failures, "MOST", 1)
+        page = text_of(boss.get(photos()))
+    assert "failures marked as known OSError “ticket 12”" in page, "beyond the rows looked at"
     assert said(perform(boss, photos("known", group=group), {"reason": ""})) == "The note is gone."
     assert "ticket 12”" not in text_of(boss.get(photos())).partition("What people did")[0]
-    assert boss.get(photos("known", group="x")).status_code == 404
+    assert "No row has failed like this" in said(boss.get(photos("known", group="x")))
 
 
 def test_the_export_has_no_cell_that_a_spreadsheet_runs(looks: Client) -> None:
@@ -374,7 +381,7 @@ def test_an_export_is_named_marked_where_it_is_cut_and_recorded(
     monkeypatch.setattr("django_taskclaim.admin.control_room.failures.EXPORTED", 0)
     cut: Any = boss.post(photos("export"))
     assert "Only the last 0 failed rows were read." in cut.content.decode()
-    assert boss.post(photos("export"), {"group": 'x"\r\nX: y'}).status_code == 404
+    assert "No row has failed" in said(boss.post(photos("export"), {"group": 'x"\r\nX: y'}))
     assert ("testapp.photo", "export", 1, "boss", f"no width {'x' * 50}…", "") in recorded()
 
 

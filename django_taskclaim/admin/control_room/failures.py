@@ -19,7 +19,7 @@ from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.monitoring.errors import LENGTH, TriedRow, latest_failures, tried_rows
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.querysets import ClaimQuerySet
-from django_taskclaim.templatetags.taskclaim import short_name
+from django_taskclaim.templatetags.taskclaim import number, short_name
 
 Rows = ClaimQuerySet[Any]
 
@@ -69,11 +69,6 @@ def group_id(error: str, message: str) -> str:
     return hashlib.sha256(f"{error}\n{message}".encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def is_id(text: str) -> bool:
-    """Say whether a text may be the ``group_id`` of a group."""
-    return bool(re.fullmatch("[0-9a-f]{16}", text))
-
-
 def group_of(row: TriedRow) -> str:
     """Return the ``group_id`` of a row."""
     return group_id(row.error, normalised(row.text))
@@ -91,6 +86,8 @@ class Group:
     failures: list[TriedRow] = field(default_factory=list)
     #: Why it is known, and who said so.
     known: OperatorAct | None = None
+    #: Whether there are more failed rows than were looked at.
+    capped: bool = False
 
     @property
     def id(self) -> str:
@@ -101,6 +98,12 @@ class Group:
     def kind(self) -> str:
         """What people call the group: the class of the error, or how its message begins."""
         return short_name(self.error) or Truncator(self.message).chars(60)
+
+    @property
+    def about(self) -> str:
+        """How many rows were found, and what they have in common."""
+        error = ": ".join(filter(None, [self.error, self.message]))
+        return f"{number(len(self.failures))}{'+' if self.capped else ''} × {error}"
 
     @property
     def day(self) -> int:
@@ -127,7 +130,7 @@ def sample(rows: Rows, now: datetime) -> Sample:
     groups: dict[tuple[str, str], Group] = {}
     for failure in sorted(found[:MOST], key=lambda one: one.tried_at or _LONG_AGO, reverse=True):
         kind = failure.error, normalised(failure.text)
-        group = groups.setdefault(kind, Group(*kind))
+        group = groups.setdefault(kind, Group(*kind, capped=len(found) > MOST))
         group.failures.append(failure)
         ago = (now - (failure.tried_at or _LONG_AGO)) // timedelta(hours=1)
         if ago < len(group.hours):

@@ -124,10 +124,9 @@ class Snapshot:
             known = reading.known_failures(model, using=alias)
             for group in self.failed.groups:
                 group.known = known.get(group.id)
-            kinds = {group.id: group.kind for group in self.failed.groups}
             for act in self.acts:
                 if act.act == "mark as known":
-                    act.key = kinds.get(act.key, "")
+                    act.key = act.key.partition(" ")[2]
             self.chart = chart(reading.slots(minutes, seen.now, span), self.acts)
             self.forecast = forecast(seen, self.hour, reading.slots(minutes, seen.now, DAY))
         return True
@@ -223,10 +222,10 @@ def state_of(known: Snapshot) -> State:
     if not seen.progress.left:
         alone = _("There is nothing to do, and no worker is alive.")
         sentence = _("There is nothing to do.") if seen.living or for_people else alone
+        return State("idle", "✓", _("IDLE"), sentence)
     if (stop := seen.stopped_by) is not None:
         until = _("THROTTLED until %(time)s") % {"time": clock(stop.until)}
         return State("throttled", "◔", until, f"{stop.source}: {stop.reason}")
-        return State("idle", "✓", _("IDLE"), sentence)
     if for_people:
         sentence = _("Rows wait for people, or for code of your own: no worker serves this model.")
         return State("open", "▷", _("OPEN"), sentence)

@@ -24,11 +24,13 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 from django.views.decorators.http import conditional_page
 
 from django_taskclaim.admin import forms
 from django_taskclaim.admin.actions import ClaimActions, claims_of, run_action
 from django_taskclaim.admin.control_room import failures, snapshot
+from django_taskclaim.admin.control_room.failures import Group
 from django_taskclaim.admin.forms import Crumb, Question
 from django_taskclaim.admin.permissions import may
 from django_taskclaim.columns import claim_columns
@@ -38,17 +40,20 @@ from django_taskclaim.control.reading import HOUR
 from django_taskclaim.exceptions import TaskClaimError
 from django_taskclaim.fields import as_utc
 from django_taskclaim.formatting import first_line
+from django_taskclaim.handlers import handler_for
 from django_taskclaim.holders import holder_of
 from django_taskclaim.monitoring.errors import latest_failures
-from django_taskclaim.handlers import handler_for
 from django_taskclaim.monitoring.overview import workers
 from django_taskclaim.monitoring.server import in_time
 from django_taskclaim.policy import policy_for
 from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import claimable_models, describe_pause, paused_by, paused_model
-from django_taskclaim.templatetags.taskclaim import moment, number
+from django_taskclaim.templatetags.taskclaim import moment
 
 TEMPLATES = "admin/taskclaim/control_room"
+
+LATE = gettext_lazy("The database did not answer in time.")
+NO_GROUP = gettext_lazy("No row has failed like this, or the database did not answer in time.")
 
 
 class OverviewPage:
@@ -208,8 +213,8 @@ class ModelPage(OverviewPage):
         **OverviewPage.views,
         **dict.fromkeys(actions.WORKER_COMMANDS, ("command", "operate")),
         "settings": ("settings", "configure"),
-        **{page: ("act_on_group", action.needs) for page, action in actions.GROUP_ACTIONS.items()},
-        "known": ("mark_known", "operate"),
+        **{page: ("on_group", action.needs) for page, action in actions.GROUP_ACTIONS.items()},
+        "known": ("on_group", "operate"),
         "export": ("export", ""),
     }
 
@@ -281,12 +286,12 @@ class ModelPage(OverviewPage):
             "may_delete": self.may("delete", request),
             "may_configure": self.may("configure", request),
             "has_control": is_on(self.alias),
+            "has_handler": handler_for(self.model) is not None,
             "ranges_of_time": [(name, snapshot.RANGES[name] == span) for name in snapshot.RANGES],
             "sees_all": sees_all,
             "held": seen.progress.processing - seen.expired if seen else 0,
             "me": holder_of(request.user),
             "columns": claim_columns(self.model),
-            "has_handler": handler_for(self.model) is not None,
             "workers": snapshot.worker_lines(known, sees_all=sees_all),
             "change_url": f"{self.site.name}:{meta.app_label}_{meta.model_name}_change",
             "settings_form": form or forms.SettingsForm(self.model, stored=stored),
@@ -294,9 +299,9 @@ class ModelPage(OverviewPage):
 
     # What a person can do
 
-    def not_in_time(self, request: HttpRequest) -> HttpResponseBase:
-        """Return to the page, which says that the database did not answer."""
-        messages.warning(request, _("The database did not answer in time."))
+    def warn(self, request: HttpRequest, text: Any) -> HttpResponseBase:
+        """Return to the page, which shows the warning."""
+        messages.warning(request, text)
         return redirect(self.url)
 
     def command(self, request: HttpRequest, page: str) -> HttpResponseBase:
@@ -306,7 +311,7 @@ class ModelPage(OverviewPage):
         action, name = actions.WORKER_COMMANDS[page], request.GET.get("worker", "")
         listed = in_time(self.alias, partial(workers, self.alias))
         if listed is None:
-            return self.not_in_time(request)
+            return self.warn(request, LATE)
         worker = next((one for one in listed if one.name == name), None)
         # A worker may serve models that this user may not operate on. To one that has left nothing is sent.
         allowed = worker is None or (
@@ -330,29 +335,26 @@ class ModelPage(OverviewPage):
         if not form.is_valid():
             return self.show(request, form=form)
         if not form.values:
-            messages.warning(request, _("Nothing was changed."))
-            return redirect(self.url)
+            return self.warn(request, _("Nothing was changed."))
         reason = form.cleaned_data["reason"]
         do = partial(
             audit.change_overrides, self.model, form.values, by=request.user, reason=reason
         )
         return self.attempt(request, do, _("Workers follow within a few seconds."))
 
-    def act_on_group(self, request: HttpRequest, page: str) -> HttpResponseBase:
-        """Ask for confirmation, and then reset or delete failed rows of the group: all, or the ten that failed last."""
-        rows, wanted = self.rows(request), request.GET.get("group", "")
-        action = actions.GROUP_ACTIONS[page]
-        read = partial(failures.sample, rows, as_utc(timezone.now()))
-        failed = in_time(self.alias, read)
-        group = next((one for one in failed.groups if one.id == wanted), None) if failed else None
-        if failed is None or group is None:
-            why = _(
-                "Nothing was changed: no row has failed like this, or the database did not answer in time."
-            )
-            messages.warning(request, why)
-            return redirect(self.url)
+    def on_group(self, request: HttpRequest, page: str) -> HttpResponseBase:
+        """Find the group of failures that the address names, and answer what is to be done to it."""
+        read = partial(failures.sample, self.rows(request), as_utc(timezone.now()))
+        failed, wanted = in_time(self.alias, read), request.GET.get("group", "")
+        for group in failed.groups if failed is not None else ():
+            if group.id == wanted:
+                do = self.mark_known if page == "known" else self.act_on_group
+                return do(request, page, group)
+        return self.warn(request, NO_GROUP)
 
-        kind = ": ".join(filter(None, [group.error, group.message]))
+    def act_on_group(self, request: HttpRequest, page: str, group: Group) -> HttpResponseBase:
+        """Ask for confirmation, and then reset or delete failed rows of the group: all, or the ten that failed last."""
+        rows, action = self.rows(request), actions.GROUP_ACTIONS[page]
         latest = json.dumps([str(failure.key) for failure in group.failures[: forms.FIRST]])
 
         def retry_form(data: Any, *, initial: dict[str, str]) -> forms.RetryForm:
@@ -379,44 +381,41 @@ class ModelPage(OverviewPage):
             )
             # If the time was up, the page asks again, for the rest.
             return redirect(self.url if is_over else request.get_full_path())
-        facts = [f"{number(len(group.failures))}{'+' if failed.capped else ''} × {kind}"]
-        return self.ask(
-            question, title=title, sentence=str(action.sentence), warning=warning, facts=facts
-        )
+        about: dict[str, Any] = {"sentence": str(action.sentence), "facts": [group.about]}
+        return self.ask(question, title=title, warning=warning, **about)
 
-    def mark_known(self, request: HttpRequest, page: str) -> HttpResponseBase:
+    def mark_known(self, request: HttpRequest, page: str, group: Group) -> HttpResponseBase:
         """Ask for a note, and then show it beside a group of failures; an empty one takes it away."""
-        group = request.GET.get("group", "")
-        if not is_on(self.alias) or not failures.is_id(group):
+        if not is_on(self.alias):
             raise Http404
         question = Question(request, forms.ReasonForm, allowed=True)
         if (answer := question.answer) is not None:
-            facts: dict[str, Any] = {"by": request.user, "key": group, "using": self.alias}
-            mark = partial(audit.record_action, self.model, "mark as known", **facts, **answer)
+            to: dict[str, Any] = {"key": group.id, "name": group.kind, "using": self.alias}
+            mark = partial(
+                audit.record_action, self.model, "mark as known", by=request.user, **to, **answer
+            )
             gone, stands = _("The note is gone."), _("The note stands beside the group.")
             return self.attempt(request, mark, stands if answer["reason"] else gone)
         sentence = _("The reason stands beside the group as a note. Without a reason it goes away.")
         title = _("Mark the failures of this group as known")
-        return self.ask(question, title=title, sentence=sentence)
+        return self.ask(question, title=title, sentence=sentence, facts=[group.about])
 
     def export(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Answer with the latest failed rows as CSV, all or those of a group, and record that somebody has them."""
         group, kind = request.POST.get("group", ""), ""
-        # It names the file.
-        if group and not failures.is_id(group):
-            raise Http404
         read = partial(latest_failures, self.rows(request), failures.EXPORTED + 1)
         found = in_time(self.alias, read, failures.READING_LIMIT)
         if found is None:
-            return self.not_in_time(request)
+            return self.warn(request, LATE)
         note = ""
         if len(found) > failures.EXPORTED:
             note = _("Only the last %(rows)s failed rows were read.") % {"rows": failures.EXPORTED}
             found = found[: failures.EXPORTED]
         if group:
             found = [row for row in found if failures.group_of(row) == group]
-            kinds = (failures.Group(row.error, failures.normalised(row.text)).kind for row in found)
-            kind = next(kinds, "")
+            if not found:
+                return self.warn(request, NO_GROUP)
+            kind = Group(found[0].error, failures.normalised(found[0].text)).kind
         facts: dict[str, Any] = {"reason": kind, "using": self.alias, "by": request.user}
         audit.record_action(self.model, "export", rows=len(found), **facts)
         text = failures.as_csv(found, note=note)
