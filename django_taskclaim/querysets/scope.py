@@ -411,13 +411,13 @@ def _from_owner(item: Any, model: type[models.Model], target: Target) -> Any:
         return sign + _name_from_owner(item.removeprefix("-"), model, target)
     if isinstance(item, models.F):
         return models.F(_name_from_owner(cast("Any", item).name, model, target))
+    if isinstance(item, tuple):
+        name, value = item
+        if hasattr(value, "resolve_expression"):
+            value = _from_owner(value, model, target)
+        return _name_from_owner(name, model, target), value
     if isinstance(item, Q):
-        found = [
-            (_name_from_owner(part[0], model, target), part[1])
-            if isinstance(part, tuple)
-            else _from_owner(part, model, target)
-            for part in item.children
-        ]
+        found = [_from_owner(part, model, target) for part in item.children]
         return Q(*found, _connector=item.connector, _negated=item.negated)
     if not hasattr(item, "get_source_expressions"):
         return item

@@ -47,7 +47,8 @@ def assert_claimed_in_twos(model: Any, in_order: Any) -> None:
 
 @pytest.mark.parametrize("model", [Photo, Child])
 def test_an_explicit_order_decides_which_rows_are_taken_and_how_they_come(model: Any) -> None:
-    rows = make(model, 4, note=lambda i: "cdba"[i], counter=lambda i: [0, 2, 1, 0][i])
+    own = "extra" if model is Child else "url"
+    rows = make(model, 4, note=lambda i: "cdba"[i], counter=lambda i: [0, 2, 1, 0][i], **{own: "d"})
     ordered = model.objects.order_by
     cases: list[tuple[Any, list[int]]] = [
         (ordered("note"), [3, 2, 0]),
@@ -57,6 +58,7 @@ def test_an_explicit_order_decides_which_rows_are_taken_and_how_they_come(model:
         (ordered(F("note").desc()), [1, 0, 2]),
         (ordered(Lower("note").asc(), "pk"), [3, 2, 0]),
         (ordered(Case(When(note="d", then=1), default=2), "pk"), [1, 0, 2]),
+        (ordered(Case(When(note=F(own), then=1), default=2), "pk"), [1, 0, 2]),
     ]
     for chosen, expected in cases:
         claimed = chosen.claim_batch(3)
