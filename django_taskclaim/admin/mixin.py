@@ -20,6 +20,7 @@ from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.utils.functional import cached_property
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -250,9 +251,9 @@ class ClaimAdminMixin(ClaimActions, ActionsModelAdmin):
     def actions_holder(self, instance: Any) -> str:
         """Return the buttons of one row of the list, and those that the user has declared."""
         template, buttons = "admin/change_list_item_object_tools.html", facts_of(instance).buttons
-        ours = render_to_string(template, {"actions_row": buttons}) if buttons else ""
+        ours = render_to_string(template, {"actions_row": buttons}) if buttons else SafeString()
         # Without buttons of the user, that template would be drawn for each row and show nothing.
-        return ours + (str(super().actions_holder(instance)) if self.actions_row else "")
+        return ours + (super().actions_holder(instance) if self.actions_row else SafeString())
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
         response: Any = super().changelist_view(request, extra_context)
