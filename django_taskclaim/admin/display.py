@@ -123,9 +123,9 @@ class RowFacts:
 def summary(facts: RowFacts, *, all_of_it: bool = False) -> SafeString:
     """Return what one line tells of a claim: its state, error, holder, tries and time.
 
-    Of a row that is over, only *all_of_it* names the holder and the tries.
+    Of a row that is over, only *all_of_it* names the holder and the tries; without it a long name of a holder is cut.
     """
-    context = {"claim": facts, "all_of_it": all_of_it}
+    context = {"claim": facts, "all_of_it": all_of_it, "length": 255 if all_of_it else 40}
     return render_to_string("admin/taskclaim/summary.html", context)
 
 

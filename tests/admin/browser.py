@@ -93,6 +93,7 @@ class Browser:
         """Leave the page and the session, and return what the browser's console complained about."""
         log: list[dict[str, str]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
         self.driver.get("about:blank")
+        self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         self.driver.delete_all_cookies()
         return [line["message"] for line in log if "favicon" not in line["message"]]
 

@@ -8,11 +8,12 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import override_settings
 
+from django_taskclaim.control.audit import record_action
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.switch import overrides_of, pause, paused_by, set_overrides
 from tests.admin.browser import Browser, driver, requests_end
-from tests.admin.room import overview
-from tests.testapp.models import Job
+from tests.admin.room import command_url, failed, overview, photos, worker
+from tests.testapp.models import Job, Photo
 from tests.worker.conftest import Start, jobs, start_worker, states, wait_until
 
 __all__ = ["driver", "start_worker"]  # fixtures
@@ -128,6 +129,23 @@ def test_an_interval_chosen_during_a_refresh_begins_no_second_loop(room: Browser
     wait_until(lambda: len(room.run("return asked")) > 2, what="two more refreshes")
     _, second, third = room.run("return asked")[:3]
     assert third - second > 1000
+
+
+@pytest.mark.parametrize("width", [390, 820, 1300])
+def test_long_names_without_a_space_widen_no_page(
+    room: Browser, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "n" * 180
+    monkeypatch.setattr(Photo._meta, "verbose_name_plural", name)
+    failed(1, name)
+    worker(name, last_error=name)
+    record_action(Photo, "pause", by=name, reason=name)
+    set_overrides(Photo, lease=93, by=name, using="default")
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    room.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    for page in (overview(), photos(), command_url("drain", name)):
+        room.go(page)
+        assert room.run("const [e] = document.children; return e.scrollWidth - e.clientWidth") == 0
 
 
 def test_a_page_without_a_network_or_a_session_says_so(room: Browser) -> None:

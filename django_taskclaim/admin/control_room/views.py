@@ -402,12 +402,11 @@ class ModelPage(OverviewPage):
 
     def export(self, request: HttpRequest, page: str) -> HttpResponseBase:
         """Answer with the latest failed rows as CSV, all or those of a group, and record that somebody has them."""
-        group, kind = request.POST.get("group", ""), ""
+        group, kind, note = request.POST.get("group", ""), "", ""
         read = partial(latest_failures, self.rows(request), failures.EXPORTED + 1)
         found = in_time(self.alias, read, failures.READING_LIMIT)
         if found is None:
             return self.warn(request, LATE)
-        note = ""
         if len(found) > failures.EXPORTED:
             note = _("Only the last %(rows)s failed rows were read.") % {"rows": failures.EXPORTED}
             found = found[: failures.EXPORTED]
