@@ -17,7 +17,7 @@ from django_taskclaim import conf, tables
 from django_taskclaim.db import DatabaseNow, dialect_for
 from django_taskclaim.fields import as_utc
 from django_taskclaim.policy import policies_over
-from django_taskclaim.querysets.scope import ClaimTarget, is_running, refuse_old_snapshots
+from django_taskclaim.querysets.scope import ClaimTarget, is_running
 from django_taskclaim.tables import LIMITS, RateLevel, Switch
 
 # What a rate and hours mean
@@ -211,8 +211,6 @@ class Grant:
             return 0
         if by_key or self._limits.rate or self._limits.max_running:
             label = self._target.columns.owner._meta.label_lower
-            what = f"claim_batch() counts what others have claimed for a limit of {label}"
-            refuse_old_snapshots(self._target, what)
             self._target.dialect.advisory_lock(f"limits:{label}")
         return self.allowed(wanted)
 

@@ -149,8 +149,9 @@ def _claim(call: ClaimCall) -> list[models.Model]:
         if call.durable:
             what = "claim_batch() must commit before it returns, unless durable=False"
             scope.refuse_transaction(call.target.dialect.connection, what)
-        elif call.include_held:
-            what = "include_held=True counts what other requests of its holder have claimed"
+        elif call.include_held or call.is_limited:
+            # Before the transaction of our own, which MySQL does not tell from one at the session's level.
+            what = "include_held=True and limits count what others have claimed"
             scope.refuse_old_snapshots(call.target, what)
         return run(call.target, partial(_claim_in_transaction, call))
     except scope.AmbiguousCommit as error:

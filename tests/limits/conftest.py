@@ -8,7 +8,13 @@ from django.utils import timezone
 
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import RateLevel
-from tests.querysets.conftest import let_lease_lapse, nothing_learned, rule, strategy  # noqa: F401 - fixtures
+from tests.querysets.conftest import (  # noqa: F401 - fixtures
+    let_lease_lapse,
+    nothing_learned,
+    repeatable_read,
+    rule,
+    strategy,
+)
 from tests.testapp.models import Photo
 from tests.worker.conftest import start_worker  # noqa: F401 - a fixture
 
