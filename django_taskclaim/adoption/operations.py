@@ -156,6 +156,14 @@ class MySQLTable(LiveTable):
     #: The server refuses a step for which it would have to copy the table.
     how: ClassVar = [("ALGORITHM=INSTANT", ())]
 
+    def _add(self, fields: Sequence[AnyField], existing: str) -> None:
+        # Between the two statements others would add rows with the state of old ones, or could add none.
+        self.editor.execute(f"LOCK TABLES {self.name} WRITE", None)
+        try:
+            super()._add(fields, existing)
+        finally:
+            self.editor.execute("UNLOCK TABLES", None)
+
     def _missing(self, fields: Sequence[AnyField]) -> Sequence[AnyField]:
         look, table = self.connection.introspection, self.model._meta.db_table
         with self.connection.cursor() as cursor:

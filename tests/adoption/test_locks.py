@@ -1,12 +1,13 @@
 """Adopting a table in use: who reads and writes it is not kept waiting, and what broke off is taken up again."""
 
 import logging
+import threading
 import time
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, connection, transaction
 
 from django_taskclaim.adoption import operations
 from django_taskclaim.exceptions import RetriesExhausted
@@ -69,6 +70,34 @@ def test_what_broke_off_between_two_statements_is_taken_up_again(
     forget("0003_adopt_parcel_index")
     project.migrate()
     assert shape("adoption_parcel") == again
+
+
+@instant_only
+def test_rows_that_others_add_while_it_waits_are_open(project: Project, parcel: Any) -> None:
+    """Whoever waited for the columns may keep the table in use for long."""
+    project.adopt("adoption.Parcel", "--existing", "complete")
+    waits = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND state LIKE %s"
+    entered, leave = threading.Event(), threading.Event()
+
+    def read_for_long() -> None:
+        with transaction.atomic():
+            execute("SELECT address FROM adoption_parcel")
+            entered.set()
+            leave.wait(DEADLINE)
+
+    try:
+        with held_open(lambda: execute("SELECT COUNT(*) FROM adoption_parcel")):
+            migration = elsewhere(project.migrate, "0002")
+            wait_until(lambda: value_of(waits, ["%metadata lock"]) == 1)
+            reading = elsewhere(read_for_long)
+            wait_until(lambda: value_of(waits, ["%metadata lock"]) == 2)
+        assert entered.wait(DEADLINE)
+        execute("INSERT INTO adoption_parcel (address) VALUES ('new')")
+    finally:
+        leave.set()
+    reading.result(DEADLINE)
+    migration.result(DEADLINE)
+    assert parcel.objects.get(address="new").status == "open"
 
 
 @instant_only
