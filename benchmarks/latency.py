@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from benchmarks.common import own_database, percentile, say, started
 
 #: Seconds after which a row that nobody has taken means that a process has ended.
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 BY_HAND = "a loop by hand that listens"
 
@@ -102,7 +102,7 @@ def measured(model: Any, told: TextIO) -> float:
     """Save a row and return the milliseconds until its handler was called."""
     began = time.monotonic()
     row = model.objects.create()
-    assert select.select([told], [], [], PATIENCE)[0], f"no process has taken {row!r}"
+    assert select.select([told], [], [], TIMEOUT)[0], f"no process has taken {row!r}"
     key, moment = told.readline().split()
     assert int(key) == row.pk
     return (float(moment) - began) * 1000

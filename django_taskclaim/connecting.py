@@ -59,7 +59,7 @@ def end_session_of(thread: int | None, using: str) -> bool:
 _opened: dict[int, dict[str, "weakref.ref[BaseDatabaseWrapper]"]] = {}
 
 
-class _Duty(threading.local):
+class _GuardedThread(threading.local):
     """What the connections of this thread are for; those of the main thread are not looked at."""
 
     #: None in a thread that is not guarded.
@@ -69,7 +69,7 @@ class _Duty(threading.local):
     atomic: bool | None = None
 
 
-_duty = _Duty()
+_this_thread = _GuardedThread()
 
 
 def guard_connections(idle: timedelta, *, ours_alone: bool) -> None:
@@ -82,9 +82,9 @@ def guard_connections(idle: timedelta, *, ours_alone: bool) -> None:
     for alias in connections if _schema else ():
         # Before it connects: a handler may ask for the tenant first.
         _enter_schema(connections[alias])
-    if _duty.idle == idle:
+    if _this_thread.idle == idle:
         return
-    _duty.idle, _duty.ours_alone = idle, ours_alone
+    _this_thread.idle, _this_thread.ours_alone = idle, ours_alone
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             drop_broken(connection.alias)
@@ -96,16 +96,16 @@ def has_opened(thread: int) -> bool:
 
 
 def _guard(connection: BaseDatabaseWrapper, **kwargs: object) -> None:
-    if _duty.idle is None:
+    if _this_thread.idle is None:
         return
     _opened.setdefault(threading.get_ident(), {})[connection.alias] = weakref.ref(connection)
     vars(connection)[SESSION] = connection.connection, dialect_for(connection).session_mark()
-    _end_idle_transactions(connection, _duty.idle)
+    _end_idle_transactions(connection, _this_thread.idle)
 
 
 def _end_idle_transactions(connection: BaseDatabaseWrapper, idle: timedelta) -> None:
     dialect_for(connection).end_idle_transactions(
-        idle, ours_alone=_duty.ours_alone, atomic=_duty.atomic
+        idle, ours_alone=_this_thread.ours_alone, atomic=_this_thread.atomic
     )
 
 
@@ -115,15 +115,15 @@ def begin_handler(using: str, *, atomic: bool) -> None:
     MySQL knows idle sessions only: a plain handler that thinks between two queries must not be cut off, an atomic one
     must.
     """
-    if bool(_duty.atomic) == atomic:
+    if bool(_this_thread.atomic) == atomic:
         return
-    _duty.atomic = atomic
+    _this_thread.atomic = atomic
     connection = connections[using]
-    if _duty.idle is None or connection.connection is None:
+    if _this_thread.idle is None or connection.connection is None:
         return
     ensure_usable(using)
     if connection.connection is not None:
-        _end_idle_transactions(connection, _duty.idle)
+        _end_idle_transactions(connection, _this_thread.idle)
 
 
 connection_created.connect(_guard, dispatch_uid="django_taskclaim.guard")

@@ -38,8 +38,8 @@ PAUSES = 0.1, 0.5
 #: Longest pause in seconds before a renewal that failed is tried again; it is shorter for short leases.
 AGAIN = 1.0
 
-#: Seconds between two looks of the renewing thread; it asks no database for them.
-LOOK_EVERY = 0.1
+#: Seconds between two checks of what is due in the renewing thread; they ask no database.
+CHECK_EVERY = 0.1
 
 #: What every database can store.
 NAME = re.compile("[^\x00\ud800-\udfff]{1,200}")
@@ -312,7 +312,7 @@ class Renewer:
                 for held in kept:
                     if clock() >= held.renew_at and not held.lost:
                         held.renew_in_background()
-                time.sleep(LOOK_EVERY)
+                time.sleep(CHECK_EVERY)
         finally:
             connecting.close_all()
 

@@ -30,7 +30,7 @@ REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 EVERYWHERE, POSTGRESQL = ("postgresql", "mysql", "sqlite"), ("postgresql",)
 
 #: Seconds without progress after which a turn is given up.
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def watched(left: Any, rows: int, name: str) -> float:
                 before, began = count, now
         if not count:
             return before / (now - began) if now > began and before else float(rows)
-        if now - moved > PATIENCE:
+        if now - moved > TIMEOUT:
             raise RuntimeError(f"{name} does not go on: {count} of {rows} rows are left")
         time.sleep(0.02)
 

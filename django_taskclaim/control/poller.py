@@ -21,8 +21,8 @@ from django_taskclaim.tables import scope_of
 from django_taskclaim.worker.records import logger
 from django_taskclaim.worker.service import PRUNE_EVERY, Duty, Service, in_pieces
 
-#: Seconds between two looks for commands; five are promised.
-LOOK_EVERY = 3.5
+#: Seconds between two reads of the commands; five are promised.
+READ_COMMANDS_EVERY = 3.5
 #: Seconds between two rounds of writing what was done, in a minute in which anything was.
 WRITE_EVERY = 5.0
 
@@ -39,7 +39,7 @@ def duties(service: Service) -> list[Duty]:
         return []
     poller = Poller(service)
     return [
-        Duty("looking for commands", poller.look, LOOK_EVERY),
+        Duty("looking for commands", poller.look, READ_COMMANDS_EVERY),
         Duty("writing what was done", poller.write, WRITE_EVERY, at_end=True),
         Duty("deleting old records", partial(in_pieces, prune, poller.using), PRUNE_EVERY),
     ]
@@ -133,7 +133,7 @@ def compact(using: str, chunk: int) -> bool:
     is_kept = models.Q(process="", at__gte=ended)
     old = rows.filter(~is_kept, at__lt=slot_start(hour_ago, TEN_MINUTES), at__gt=EARLIER)
     # Another process may be at it; the leases of this one do not wait for that.
-    with dialect.own_transaction(patience=1):
+    with dialect.own_transaction(lock_wait=1):
         minutes = list(old.select_for_update().order_by("at", "id")[:chunk])
         together: dict[Any, list[ThroughputMinute]] = {}
         for minute in minutes:

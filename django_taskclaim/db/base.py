@@ -100,10 +100,10 @@ class Dialect(Statements):
     # Transactions and sessions
 
     @contextmanager
-    def own_transaction(self, *, durable: bool = False, patience: float = 0.0) -> Iterator[None]:
+    def own_transaction(self, *, durable: bool = False, lock_wait: float = 0.0) -> Iterator[None]:
         """Open a transaction that sees each other commit at once (READ COMMITTED).
 
-        Inside a caller's transaction it is a savepoint, or, with *durable*, Django's RuntimeError. With *patience* it
+        Inside a caller's transaction it is a savepoint, or, with *durable*, Django's RuntimeError. With *lock_wait* it
         waits at most so many seconds for a lock, as in ``limit_lock_wait``.
         """
         outermost = not self.connection.in_atomic_block and self.connection.get_autocommit()
@@ -111,8 +111,8 @@ class Dialect(Statements):
         with ExitStack() as stack:
             with self.beginning() if outermost else nullcontext():
                 stack.enter_context(block)
-            if patience:
-                stack.enter_context(self.limit_lock_wait(patience))
+            if lock_wait:
+                stack.enter_context(self.limit_lock_wait(lock_wait))
             yield
 
     @contextmanager

@@ -266,7 +266,7 @@ def reads_plain_columns(model: type[models.Model]) -> bool:
 # How statements are sent
 
 #: How many seconds a verb waits at a time for a transaction whose COMMIT was not answered.
-PATIENCE = 2.0
+COMMIT_WAIT = 2.0
 
 
 class AmbiguousCommit(OperationalError):
@@ -282,12 +282,12 @@ def run(
     *,
     autocommit: bool = False,
     savepoint: bool = True,
-    patience: float = 0.0,
+    lock_wait: float = 0.0,
 ) -> R:
     """Run *statements* in one transaction, or in a savepoint of the caller's, and again after contention.
 
     With *autocommit* it is one statement outside of any transaction, which commits by itself; see ``can_autocommit``.
-    Without *savepoint* it is part of the caller's transaction, and with *patience* it waits no more seconds for a lock.
+    Without *savepoint* it is part of the caller's transaction. With *lock_wait* it waits that many seconds for a lock.
     """
     if not savepoint and target.dialect.connection.in_atomic_block:
         # An error ends that transaction, so nothing is sent again.
@@ -299,7 +299,7 @@ def run(
             return statements()
         except Error as error:
             failed.append(error)
-    own = partial(target.dialect.own_transaction, patience=patience)
+    own = partial(target.dialect.own_transaction, lock_wait=lock_wait)
     block = nullcontext if autocommit else own
 
     def once() -> R:

@@ -257,7 +257,7 @@ def finished_rows(rows: Sequence[models.Model], state: Status | None) -> list[mo
     # All rows are asked before anything is noted.
     states = {
         table.key_of(row): (row[-3], Token(*row[-2:]))
-        for row in run(target, read, patience=scope.PATIENCE)
+        for row in run(target, read, lock_wait=scope.COMMIT_WAIT)
     }
     found = []
     for row, claim in zip(rows, claims, strict=True):
@@ -281,8 +281,9 @@ def _send(held: HeldRows, verb: Write) -> HeldRows:
     """
     target, parts = held.target, held.parts(len(verb.own))
     unsure = [claim for claim in held.claims if claim.unanswered]
-    patience = scope.PATIENCE if unsure and scope.no_transaction(target.dialect.connection) else 0.0
-    send = partial(run, target, savepoint=verb.savepoint, patience=patience)
+    can_wait = unsure and scope.no_transaction(target.dialect.connection)
+    lock_wait = scope.COMMIT_WAIT if can_wait else 0.0
+    send = partial(run, target, savepoint=verb.savepoint, lock_wait=lock_wait)
     knows_keys = target.dialect.returns_updated
     is_plain = len(parts) == 1 and not verb.then and (knows_keys or len(held.rows) == 1)
     if is_plain and not unsure and target.dialect.can_autocommit:

@@ -31,7 +31,7 @@ TRIED = 3
 WORTH_SPLITTING = 1_000
 
 #: Seconds to wait for the holder of a range to finish its chunk.
-PATIENCE = 5
+CHUNK_WAIT = 5
 
 
 def split_largest(target: RangeTarget, at_least: int = WORTH_SPLITTING) -> bool:
@@ -46,14 +46,14 @@ def split(target: RangeTarget, pk: object, at_least: int = 1) -> bool:
     """Split the open or running range *pk* in the middle of what is left; the tail is a new open range.
 
     Returns False and changes nothing if either part would have fewer than *at_least* rows, or if the range stays locked
-    for longer than PATIENCE.
+    for longer than CHUNK_WAIT.
     """
     # Without a lock first, so that the holder of a range that is too small never waits for this.
     seen = target.ranges.filter(pk=pk).first()
     if seen is None or _middle(target, seen, at_least) is None:
         return False
     try:
-        return run(target.claims, partial(_split, target, pk, at_least), patience=PATIENCE)
+        return run(target.claims, partial(_split, target, pk, at_least), lock_wait=CHUNK_WAIT)
     except RetriesExhausted:
         return False
 

@@ -12,7 +12,7 @@ from django_taskclaim import conf
 from django_taskclaim.monitoring.server import server_for
 
 #: How long the statements of a check that comes with the package may take.
-PATIENCE = timedelta(seconds=2)
+CHECK_TIMEOUT = timedelta(seconds=2)
 
 
 class ReplicaLag:
@@ -29,7 +29,7 @@ class ReplicaLag:
     def __call__(self, using: str) -> str | None:
         """Return the reason to stop; NotSupportedError if the database can give none."""
         server = server_for(connections[self.using])
-        with server.bounded(PATIENCE):
+        with server.bounded(CHECK_TIMEOUT):
             lag = server.own_lag()
         if lag is None:
             return f"replica {self.using} follows no primary"
@@ -54,7 +54,7 @@ class Sql:
     def __call__(self, using: str) -> str | None:
         """Return the reason to stop."""
         server = server_for(connections[self.using or using])
-        with server.bounded(PATIENCE):
+        with server.bounded(CHECK_TIMEOUT):
             number = server.number(self.statement)
         if number is None or number <= self.at_most:
             return None

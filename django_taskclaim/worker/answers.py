@@ -25,14 +25,14 @@ from django_taskclaim.querysets.claiming import loaded_key
 from django_taskclaim.querysets.completing import PREFIX, checked_results, writable
 from django_taskclaim.worker.records import logger, named
 
-#: Of a batch handler, what it said of each row: None for done, else what went wrong.
-Said: TypeAlias = list[BaseException | str | None]
+#: What a batch handler returned for each row: None for done, else what went wrong.
+RowErrors: TypeAlias = list[BaseException | str | None]
 
 UNMENTIONED = "The batch handler said nothing about this row."
 
 
-def of_answer(rows: Sequence[models.Model], answer: object) -> Said:
-    """Return what a batch handler's *answer* says of each row: None for done, else what went wrong.
+def row_errors_in(rows: Sequence[models.Model], answer: object) -> RowErrors:
+    """Return the outcome of each row in a batch handler's *answer*: None for done, else what went wrong.
 
     The answer is a mapping from rows or their keys to outcomes, or an iterable of rows and keys
     that are done and of pairs of a row, or its key, and its outcome. An outcome is None for done, or an exception. A
@@ -40,11 +40,11 @@ def of_answer(rows: Sequence[models.Model], answer: object) -> Said:
     Raises TypeError for an answer that is nothing of the kind.
     """
     by_key = {_own_key(row): _key(row) for row in rows}
-    said = {
+    found = {
         _key(one) if isinstance(one, models.Model) else by_key.get(one): _outcome(outcome)
         for one, outcome in _pairs(answer, by_key)
     }
-    return [said.get(_key(row), UNMENTIONED) for row in rows]
+    return [found.get(_key(row), UNMENTIONED) for row in rows]
 
 
 def _own_key(row: models.Model) -> object:
@@ -76,21 +76,21 @@ def _pairs(answer: object, keys: Container[object]) -> Iterable[tuple[object, ob
     return answer.items() if isinstance(answer, Mapping) else (_pair(one, keys) for one in answer)
 
 
-def _pair(said: object, keys: Container[object]) -> tuple[object, object]:
-    if not isinstance(said, tuple) or len(said) != 2:
-        return said, None
-    first, _ = said
+def _pair(given: object, keys: Container[object]) -> tuple[object, object]:
+    if not isinstance(given, tuple) or len(given) != 2:
+        return given, None
+    first, _ = given
     # A key may have two parts.
-    names_a_row = isinstance(first, models.Model) or (said not in keys and first in keys)
-    return said if names_a_row else (said, None)
+    names_a_row = isinstance(first, models.Model) or (given not in keys and first in keys)
+    return given if names_a_row else (given, None)
 
 
-def _outcome(said: object) -> BaseException | None:
-    if isinstance(said, type) and issubclass(said, BaseException):
-        return said()
-    if said is None or isinstance(said, BaseException):
-        return said
-    return TypeError(f"The outcome of a row is None or an exception, not {said!r:.200}.")
+def _outcome(given: object) -> BaseException | None:
+    if isinstance(given, type) and issubclass(given, BaseException):
+        return given()
+    if given is None or isinstance(given, BaseException):
+        return given
+    return TypeError(f"The outcome of a row is None or an exception, not {given!r:.200}.")
 
 
 # Columns that a handler sets although nothing writes them: a completion writes ``update_fields`` alone

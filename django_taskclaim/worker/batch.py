@@ -149,7 +149,7 @@ class Notes:
 CANCELLING = 2.0
 
 #: The part of its timeout after which a handler is asked to stop at its next resting place.
-PATIENT_FOR = 0.8
+CANCEL_AFTER = 0.8
 
 
 class HeldRow:
@@ -290,7 +290,7 @@ class WorkItem:
 
     def will_overrun(self) -> bool:
         """Say whether the call has had so much of its time that it had better stop at a resting place."""
-        return self._has_used(PATIENT_FOR)
+        return self._has_used(CANCEL_AFTER)
 
     def _has_used(self, part: float, more: float = 0.0) -> bool:
         limit = self.handler.timeout

@@ -13,7 +13,7 @@ from django_taskclaim.querysets.claiming import ClaimCall, claim
 from django_taskclaim.querysets.cursor import FULL_SCAN_SHARE
 from django_taskclaim.throttling.throttles import working_on
 from django_taskclaim.worker.batch import hold
-from django_taskclaim.worker.feeds import Feed, Stray
+from django_taskclaim.worker.feeds import Feed, OrphanedClaim
 from django_taskclaim.worker.records import changed, log_rarely, logger
 from django_taskclaim.worker.running import prepare
 from django_taskclaim.worker.service import Service
@@ -31,7 +31,7 @@ USED_LATELY = 5.0
 
 #: For so many seconds a quarantined row waits for the rows of the process that run, or wait for a lock, while nothing
 #: is claimed. Then it goes back, and for a while others may take it.
-PATIENCE = 5.0
+QUARANTINE_WAIT = 5.0
 
 #: How soon to try again where nobody could look yet; that asks the database nothing.
 NOT_YET = 0.25
@@ -52,7 +52,7 @@ class Claimer(WorkerThread):
         by_label = {feed.label: feed for feed in self.feeds}
         for label, holder, keys, batch in inflight.notes.unstarted():
             why = "the process before it had not started it"
-            by_label[label].strays[holder] = Stray(why, keys, batch)
+            by_label[label].orphaned[holder] = OrphanedClaim(why, keys, batch)
         #: Whether a drain ended before the work did.
         self.leaves_work = False
         self.writer = Writer(
@@ -65,7 +65,7 @@ class Claimer(WorkerThread):
         #: By ``clock()``, until when the connection is taken to be there still.
         self._usable_until = 0.0
         #: By ``clock()``, until when a quarantined row may wait for the others to end.
-        self._patient_until = math.inf
+        self._quarantine_wait_ends = math.inf
 
     def work(self) -> None:
         connecting.use_own_connection(self.options.using)
@@ -81,7 +81,7 @@ class Claimer(WorkerThread):
     def _end(self) -> None:
         """Give back rows on which nobody works, before there is nobody left to do it."""
         for feed in self.feeds:
-            feed.find_strays(self.inflight)
+            feed.release_orphaned(self.inflight)
         self.writer.write()
 
     def _is_over(self) -> bool:
@@ -95,18 +95,18 @@ class Claimer(WorkerThread):
 
     def _turn(self) -> None:
         """Wait until there is something to do, and do it."""
-        self.inflight.low = max(feed.least for feed in self.feeds)
+        self.inflight.refill_below = max(feed.refill_below for feed in self.feeds)
         self.inflight.wait_until(self._next_turn)
         connecting.guard_connections(self.keeper.longest_lease, ours_alone=True)
         for feed in self.feeds:
-            if feed.strays and feed.strays_at <= clock():
+            if feed.orphaned and feed.orphaned_at <= clock():
                 self._ensure_usable()
-                feed.find_strays(self.inflight)
-        if self._patient_until <= clock():
-            self._patient_until = math.inf
+                feed.release_orphaned(self.inflight)
+        if self._quarantine_wait_ends <= clock():
+            self._quarantine_wait_ends = math.inf
             if self.inflight.give_back_quarantined():
                 for feed in self.feeds:
-                    feed.cursor.quarantined_at = clock() + PATIENCE / FULL_SCAN_SHARE
+                    feed.cursor.quarantined_at = clock() + QUARANTINE_WAIT / FULL_SCAN_SHARE
         if self._next_write(self._next_look()) <= clock():
             self._write()
         looked = False
@@ -125,8 +125,8 @@ class Claimer(WorkerThread):
             return 0.0
         next_look = self._next_look()
         moments = [clock() + LONGEST_WAIT, next_look, self._next_write(next_look)]
-        moments.append(self._patient_until)
-        moments += [feed.strays_at for feed in self.feeds if feed.strays]
+        moments.append(self._quarantine_wait_ends)
+        moments += [feed.orphaned_at for feed in self.feeds if feed.orphaned]
         if self._may_claim():
             moments.append(self.options.ends_at)
         return min(moments)
@@ -173,7 +173,7 @@ class Claimer(WorkerThread):
         """Say whether the executors are about to run dry of this model's rows, and may have more."""
         if self.inflight.holds_quarantined():
             return False
-        enough = feed.least
+        enough = feed.refill_below
         if feed.handler.has_ranges:
             # Long work: what waits here could be done elsewhere.
             enough -= self.inflight.running_of(feed.model)
@@ -225,7 +225,7 @@ class Claimer(WorkerThread):
         held = hold(feed.handler, rows)
         self.inflight.add(held)
         if held[0].claim.quarantined:
-            self._patient_until = clock() + PATIENCE
+            self._quarantine_wait_ends = clock() + QUARANTINE_WAIT
         return 0.0 if len(rows) == most or held[0].claim.quarantined else poll
 
     def _claimed(self, feed: Feed, size: int) -> list[Any]:
@@ -242,7 +242,9 @@ class Claimer(WorkerThread):
             # Some may have been claimed: the COMMIT may be on its way for as long as the server lets the transaction
             # stand.
             until = clock() + 2 * call.lease.total_seconds()
-            feed.strays[holder] = Stray("the claim's COMMIT was not answered", until=until)
+            feed.orphaned[holder] = OrphanedClaim(
+                "the claim's COMMIT was not answered", until=until
+            )
             raise
         if not rows:
             return rows

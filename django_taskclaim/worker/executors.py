@@ -21,7 +21,7 @@ from django_taskclaim.worker.service import Service
 from django_taskclaim.worker.threads import WorkerThread
 
 #: Seconds between two looks whether the worker is leaving.
-LOOK = 5.0
+TAKE_FOR = 5.0
 
 
 class Executor(WorkerThread):
@@ -81,7 +81,7 @@ class HandlerThread(Executor):
     def work(self) -> None:
         self._bound_transactions()
         while not self.leaving.is_set():
-            item = self.inflight.take(LOOK, self.leaving, is_async=False)
+            item = self.inflight.take(TAKE_FOR, self.leaving, is_async=False)
             if item is None:
                 self._tidy_up(idle=True)
             else:
@@ -112,7 +112,7 @@ class LoopThread(Executor):
         while not self.leaving.is_set():
             # What waits already needs no other thread to wait for it.
             item = self.inflight.take(0, self.leaving, is_async=True) or await asyncio.to_thread(
-                self.inflight.take, LOOK, self.leaving, is_async=True
+                self.inflight.take, TAKE_FOR, self.leaving, is_async=True
             )
             if item is None:
                 await sync_to_async(self._tidy_up)(idle=True)

@@ -36,13 +36,13 @@ AHEAD = 0.01
 #: The most rows of a claim if no size is given.
 LARGEST = 500
 #: Seconds between two looks for rows on which nobody works; fewer for short leases.
-STRAYS_EVERY = 1.0
+ORPHANED_EVERY = 1.0
 #: What was known before has the weight of so many new rows.
 REMEMBERED = 50
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Stray:
+class OrphanedClaim:
     """A claim on whose rows nobody works: it ended in an error, or the process before this one had not started them."""
 
     why: str
@@ -77,14 +77,14 @@ class Feed:
         self.called = -math.inf
         #: Rows that are worked on side by side.
         self._abreast = handler.concurrency if handler.is_async else options.threads
-        #: So many calls may wait for the executors, so that these do not run dry before the next claim.
-        self.least = 1 if handler.batch else self._abreast
+        #: The next claim comes when fewer calls than this wait for the executors, so that these do not run dry.
+        self.refill_below = 1 if handler.batch else self._abreast
         #: Seconds that one row takes; 0 before the first.
         self._each = 0.0
         #: By holder.
-        self.strays: dict[str, Stray] = {}
+        self.orphaned: dict[str, OrphanedClaim] = {}
         #: By ``clock()``, when to look for their rows.
-        self.strays_at = 0.0
+        self.orphaned_at = 0.0
         #: Of a drain: when it began, by the database's clock, and the key beyond which it plans no ranges.
         self._began: datetime | None = None
         self._end: object = None
@@ -142,7 +142,8 @@ class Feed:
         self._each = each + (new - each) * rows / (rows + REMEMBERED)
         if not self.handler.has_ranges:
             ahead = min(int(AHEAD * self._abreast / self._each), self.most())
-            self.least = 1 + (ahead == self.most()) if self.handler.batch else self._abreast + ahead
+            calls = 1 + (ahead == self.most()) if self.handler.batch else self._abreast + ahead
+            self.refill_below = calls
 
     def most(self) -> int:
         """Return how many rows to ask for, at least one.
@@ -164,20 +165,22 @@ class Feed:
 
     # Giving back
 
-    def find_strays(self, inflight: InFlight) -> None:
-        """Have stray rows given back before an expiry charges them a try that nobody made."""
+    def release_orphaned(self, inflight: InFlight) -> None:
+        """Have rows of orphaned claims given back before an expiry charges them a try that nobody made."""
         # There is another look, because a part of a claim may be found later than the rest. It comes before that of a
         # reaper, which waits for a quarter of the lease.
-        self.strays_at = clock() + min(STRAYS_EVERY, self.lease().total_seconds() / 16)
+        self.orphaned_at = clock() + min(ORPHANED_EVERY, self.lease().total_seconds() / 16)
         known = {(held.claim.token, held.claim.pk) for held in inflight.held()}
         rows: Any = ClaimQuerySet(self.model, using=self.using).only("pk")
-        for row in claimed_by(rows, list(self.strays)):
+        for row in claimed_by(rows, list(self.orphaned)):
             claim = carried_claim(row)
-            stray = self.strays[claim.token.holder]
-            is_meant = stray.keys is None or claim.pk in stray.keys
+            orphan = self.orphaned[claim.token.holder]
+            is_meant = orphan.keys is None or claim.pk in orphan.keys
             if is_meant and (claim.token, claim.pk) not in known:
-                inflight.give_back([HeldRow(row, self.handler, stray.batch)], PutBack(stray.why))
-        self.strays = {holder: one for holder, one in self.strays.items() if clock() < one.until}
+                inflight.give_back([HeldRow(row, self.handler, orphan.batch)], PutBack(orphan.why))
+        self.orphaned = {
+            holder: one for holder, one in self.orphaned.items() if clock() < one.until
+        }
 
     # What is left
 

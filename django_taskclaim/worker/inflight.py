@@ -36,7 +36,7 @@ class InFlight:
     _blocked: dict[HeldRow, float] = field(default_factory=dict)
     closed: bool = False
     #: A take that leaves fewer calls of a model than this tells those who wait, for more may be claimed.
-    low: int = 1
+    refill_below: int = 1
     _lock: threading.RLock = field(default_factory=threading.RLock)
     #: For executors that wait for rows, and for the claimer that waits for room or for results.
     _changed: threading.Condition = field(init=False)
@@ -75,7 +75,7 @@ class InFlight:
                 return None
             if item.rest[0].unstarted_outcome(now) is not None:
                 return None
-            if left == self.low:
+            if left == self.refill_below:
                 self._changed.notify_all()
             item.rows[0].ran = now - item.started
             self._add(item.rows, now)
@@ -97,7 +97,7 @@ class InFlight:
             self._waiting[handler.model] = claims
         item = WorkItem(handler, rows, waiting)
         self._running.append(item)
-        if len(waiting) < self.low and self.waiting(handler.model) < self.low:
+        if len(waiting) < self.refill_below and self.waiting(handler.model) < self.refill_below:
             self._changed.notify_all()
         return item
 

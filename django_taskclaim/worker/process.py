@@ -28,15 +28,15 @@ from django_taskclaim.worker.threads import WorkerThread, stack_of
 T = TypeVar("T")
 
 #: How many seconds a silent database may hold up the start.
-PATIENCE = 10.0
+START_WAIT = 10.0
 #: Seconds that running rows may go on once the supervisor is gone.
 ORPHAN_GRACE = 5.0
 #: Seconds after which an orphan ends by force.
 ORPHAN_END = 7.5
 #: Seconds between two signs of life.
 SIGN_EVERY = 1.0
-#: Seconds between two looks at the threads.
-LOOK_EVERY = 0.1
+#: Seconds between two checks of the threads.
+CHECK_EVERY = 0.1
 #: Seconds for giving rows back once nothing runs any more.
 GIVE_BACK = 2.0
 #: Seconds for each of the other threads to close its connections.
@@ -78,7 +78,7 @@ class Process:
             thread.start()
         sign_due, is_stopping = 0.0, False
         while not self._has_ended():
-            if signals.came(LOOK_EVERY):
+            if signals.came(CHECK_EVERY):
                 # Without a supervisor to count them, a second signal means now.
                 self.stop(NOW if self._deadlines and not self._is_child else self._grace)
             if self._deadlines and not is_stopping:
@@ -163,7 +163,7 @@ class Process:
             self.inflight.abandon(item, PutBack("cut short"))
         for thread in (self.claimer, *self.executors):
             thread.leave()
-        if self.claimer not in self.threads and any(one.strays for one in self.service.feeds):
+        if self.claimer not in self.threads and any(one.orphaned for one in self.service.feeds):
             # The stop came first. What the process before this one had not started goes back all the same.
             self.claimer.start()
         end = clock() + GIVE_BACK
@@ -214,7 +214,7 @@ def run_in_process(options: WorkerOptions) -> int:
 
 
 def found_unless_stopped(search: Iterable[T]) -> list[T]:
-    """Return what *search* finds within PATIENCE; a stop signal ends the process with 0.
+    """Return what *search* finds within START_WAIT; a stop signal ends the process with 0.
 
     It runs in another thread, because a driver that waits for a silent database may react to no signal.
     """
@@ -222,7 +222,7 @@ def found_unless_stopped(search: Iterable[T]) -> list[T]:
     thread = threading.Thread(target=call_and_close, args=[found.extend, search], daemon=True)
     thread.name = "taskclaim-question"
     thread.start()
-    end = clock() + PATIENCE
+    end = clock() + START_WAIT
     while thread.is_alive() and clock() < end:
         if hasattr(signal, "sigpending") and signal.sigpending() & {*STOP_SIGNALS}:
             leave(0)

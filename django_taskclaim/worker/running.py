@@ -33,7 +33,7 @@ from django_taskclaim.querysets.completing import complete, files_among, store_f
 from django_taskclaim.querysets.scope import ClaimTarget, unbroken_transaction
 from django_taskclaim.querysets.writes import fail_unreadable, note_start
 from django_taskclaim.ranges.walking import end_walks, refuse_unfinished
-from django_taskclaim.worker.answers import Said, of_answer, values_before, warn_of_unsaved
+from django_taskclaim.worker.answers import RowErrors, row_errors_in, values_before, warn_of_unsaved
 from django_taskclaim.worker.batch import DONE, Failed, HeldRow, Outcome, PutBack, WorkItem
 from django_taskclaim.worker.inflight import InFlight
 from django_taskclaim.worker.keeper import LeaseKeeper, outlived
@@ -49,7 +49,7 @@ class Answer:
     """What one call of a handler came to."""
 
     #: Of a batch handler, unless all rows are done.
-    said: Said | None = None
+    row_errors: RowErrors | None = None
     error: BaseException | None = None
     #: The call has completed the rows, too: what it did is committed, or its error is one of the COMMIT or of a hook.
     completed: bool = False
@@ -141,7 +141,7 @@ class Running:
             answer = await sync_to_async(_with_files)(item, answer)
         if item.before or connecting.has_opened(self.orm_thread):
             answer = await sync_to_async(self._look_back)(item, answer)
-        if answer.error is None and answer.said is None:
+        if answer.error is None and answer.row_errors is None:
             self._judge(item, answer)
         else:
             # It may have to wait for news of the database, and must not keep the event loop from turning.
@@ -177,11 +177,13 @@ class Running:
     def _judge(self, item: WorkItem, answer: Answer) -> None:
         """Note what became of the rows of a call, or have it made again with halves of them."""
         now, called, error = clock(), item.rows, answer.error
-        said = list(zip(called, answer.said or [error] * len(called), strict=True))
+        errors = list(zip(called, answer.row_errors or [error] * len(called), strict=True))
         completed = answer.completed
-        outcomes = {held: self._outcome(item, held, one, completed) for held, one in said}
+        outcomes = {held: self._outcome(item, held, one, completed) for held, one in errors}
         # One error may be that of many rows.
-        late = {id(one): (held, one) for held, one in said if one is not None and held.claim.ended}
+        late = {
+            id(one): (held, one) for held, one in errors if one is not None and held.claim.ended
+        }
         for held, one in late.values():
             broken(f"{named(held.row)}: its handler or a hook raised after its claim ended", one)
         # A RetryLater that the handler itself raises is about all rows.
@@ -290,11 +292,11 @@ class Running:
                 # From here on the handler's time runs: where there is one writer, that may have been a long wait.
                 item.begin(called)
                 with unbroken_transaction(using, SWALLOWED):
-                    said = call(item.handler, [held.row for held in called])
-                if said and any(one is not None for one in said):
+                    errors = call(item.handler, [held.row for held in called])
+                if errors and any(one is not None for one in errors):
                     # All or nothing: what was written for the other rows goes, too.
                     transaction.set_rollback(True, using)
-                    return Answer(said)
+                    return Answer(errors)
                 _complete(item.handler, called)
                 completed = True
         except BaseException as error:
@@ -316,7 +318,7 @@ class Running:
                 item.begin(item.rows)
             async with limit:
                 rows = [held.row for held in item.rows]
-                return Answer(_said(handler, rows, await _answer(handler, rows)))
+                return Answer(_row_errors(handler, rows, await _answer(handler, rows)))
         except BaseException as error:
             late = limit.expired() and isinstance(error, TimeoutError)
             return Answer(error=TaskClaimError(outlived(handler)) if late else error)
@@ -345,9 +347,9 @@ def _with_files(item: WorkItem, answer: Answer) -> Answer:
     files = files_among(item.handler.model, item.handler.update_fields)
     if not files:
         return answer
-    said = answer.said or [None] * len(item.rows)
+    given = answer.row_errors or [None] * len(item.rows)
     errors = [
-        one or store_files(held.row, files) for one, held in zip(said, item.rows, strict=True)
+        one or store_files(held.row, files) for one, held in zip(given, item.rows, strict=True)
     ]
     return Answer(errors if any(errors) else None)
 
@@ -364,8 +366,8 @@ def _complete(handler: Handler, called: list[HeldRow]) -> None:
     complete(handler.model, rows, handler.update_fields, savepoint=False)
 
 
-def call(handler: Handler, rows: Sequence[models.Model]) -> Said | None:
-    """Call the function with its row, or as a batch handler with all of *rows*; return what ``of_answer`` does.
+def call(handler: Handler, rows: Sequence[models.Model]) -> RowErrors | None:
+    """Call the function with its row, or as a batch handler with all of *rows*; return what ``row_errors_in`` does.
 
     TypeError where the answer is work which nobody has run, such as the coroutine of a function that is not async.
     """
@@ -374,7 +376,7 @@ def call(handler: Handler, rows: Sequence[models.Model]) -> Said | None:
     finally:
         if handler.has_ranges:
             end_walks()
-    return _said(handler, rows, answer)
+    return _row_errors(handler, rows, answer)
 
 
 def _answer(handler: Handler, rows: Sequence[models.Model]) -> Any:
@@ -382,10 +384,10 @@ def _answer(handler: Handler, rows: Sequence[models.Model]) -> Any:
     return handler.function(given if handler.batch else given[0])
 
 
-def _said(handler: Handler, rows: Sequence[models.Model], answer: object) -> Said | None:
+def _row_errors(handler: Handler, rows: Sequence[models.Model], answer: object) -> RowErrors | None:
     if answer is not None:
         refuse_not_run(answer, handler.function, may_yield=handler.batch)
     if handler.has_ranges:
         refuse_unfinished(rows[0])
     # What is yielded is part of the call, and of its transaction.
-    return of_answer(rows, answer) if handler.batch and answer is not None else None
+    return row_errors_in(rows, answer) if handler.batch and answer is not None else None

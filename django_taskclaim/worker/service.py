@@ -33,8 +33,8 @@ from django_taskclaim.worker.options import WorkerOptions
 from django_taskclaim.worker.records import logger, summary
 from django_taskclaim.worker.threads import WorkerThread
 
-#: Seconds between two looks at the switch and the throttles, and until a new session listens after one that was lost.
-LOOK_EVERY = 1.0
+#: Seconds between two reads of the switch, and until a new session listens after one that was lost.
+READ_SWITCH_EVERY = 1.0
 REPORT_EVERY = 5.0
 #: Seconds between two times that what is old is deleted, and how long that takes at most, but for its last piece.
 PRUNE_EVERY, PRUNE_FOR = 60.0, 0.2
@@ -88,8 +88,8 @@ class Service(WorkerThread):
             # What is there under this name was left by a dead process that had it before.
             Duty("signing off", self.own_row.delete, math.inf, at_end=True),
             Duty("renewing leases", self.keeper.renew_when_due),
-            Duty("reading the switch", self._read_switch_when_it_matters, LOOK_EVERY),
-            Duty("listening for calls", self._listen, LOOK_EVERY),
+            Duty("reading the switch", self._read_switch_when_it_matters, READ_SWITCH_EVERY),
+            Duty("listening for calls", self._listen, READ_SWITCH_EVERY),
             Duty("asking health checks", self.throttles.ask),
             Duty("ending overrun rows", self.keeper.end_overrun),
             # Each by itself: a table that cannot be read keeps no other model's rows from coming back.

@@ -20,8 +20,8 @@ from django_taskclaim.worker.stop_signals import STOP_SIGNALS, StopSignals, run_
 HOPELESS = 5
 #: The pause after the machine had no free process, memory or file for a child.
 NO_ROOM = 5.0
-#: Seconds between two looks at signals and at what is due. A message and the end of a child are noticed at once.
-LOOK_EVERY = 0.25
+#: Seconds between two checks of signals and of what is due. A message and the end of a child are noticed at once.
+CHECK_EVERY = 0.25
 #: A child is well while its last sign of life is younger than so many seconds.
 SIGN_WITHIN = 30.0
 
@@ -108,7 +108,7 @@ class Supervisor:
                 # Its first turn hears a signal that came while the command parsed its options.
                 while self._turn(signals):
                     # The end of a child closes its link.
-                    wait([child.link for child in self.children if child.link], LOOK_EVERY)
+                    wait([child.link for child in self.children if child.link], CHECK_EVERY)
                 codes = [child.code or ExitCode.ENDED for child in self.children]
                 return ExitCode.CUT_SHORT if ExitCode.CUT_SHORT in codes else max(codes)
             finally:

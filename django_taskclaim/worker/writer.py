@@ -38,7 +38,7 @@ FREED = 0.05
 #: Seconds that such a result waits for the lock then, where the database counts parts of a second.
 WAIT_AGAIN = 0.1
 #: Seconds for which results are written one by one before others get their turn.
-PATIENCE = 2.0
+SINGLE_WRITES_FOR = 2.0
 
 
 @dataclass(eq=False, slots=True)
@@ -64,7 +64,7 @@ class Writer:
         for alike in _alike(blocked):
             single += self._write(alike, blocked=True)
         # Each may wait for a lock. Those left are tried at the next turn, together: the lock may be gone by then.
-        end = clock() + PATIENCE
+        end = clock() + SINGLE_WRITES_FOR
         for held in single:
             if clock() < end:
                 self._write([held], blocked=True)
