@@ -101,10 +101,6 @@ class Claim:
         self.unanswered = self.unanswered or ending.connection.connection is not ending.session
         return None
 
-    def end(self, how: Ended = GIVEN_UP) -> None:
-        """Note that a verb has ended the claim; undone if the caller's transaction is rolled back."""
-        end_claims([self], how)
-
     def extend(self, started: float, lease: timedelta | None = None) -> None:
         """Note that the lease runs from *started* (by ``clock()``, read before the statement was sent)."""
         seconds = (lease or self.lease).total_seconds()

@@ -189,6 +189,14 @@ def call_and_close(work: Callable[..., object], *args: object) -> None:
         close_all()
 
 
+def start_thread(name: str, work: Callable[..., object], *args: object) -> threading.Thread:
+    """Start a thread that does some work and then closes the connections that it has opened."""
+    thread = threading.Thread(target=call_and_close, args=[work, *args], daemon=True)
+    thread.name = f"taskclaim-{name}"
+    thread.start()
+    return thread
+
+
 def left_open(*, but_for: Container[str] = ()) -> list[str]:
     """Return the aliases on which the thread's last row left a transaction open, and forget those connections.
 
@@ -203,10 +211,7 @@ def left_open(*, but_for: Container[str] = ()) -> list[str]:
     for connection in unclean:
         # Their hooks will not run; a claim that waits for one would seem to have ended.
         connection.run_on_commit = []
-        with suppress(Exception):
-            connection.close()
-        # Inside a block that nobody will leave the wrapper would stay closed for ever.
-        del connections[connection.alias]
+        drop_broken(connection.alias)
     return [connection.alias for connection in unclean]
 
 

@@ -118,6 +118,11 @@ def is_refusal(error: BaseException) -> bool:
     return not isinstance(error, TROUBLE) or meaning_of(error) is Meaning.REFUSAL
 
 
+def may_be_an_outage(error: BaseException) -> bool:
+    """Say whether the database may be away: neither others nor the rows are to blame, or nobody can tell."""
+    return is_timeout(error) or not (is_contention(error) or is_refusal(error))
+
+
 def _answer(error: BaseException | None, depth: int = 0) -> tuple[Code | None, Meaning | None]:
     """Return the code of an error and what it means, or of what a database error was raised from.
 

@@ -119,9 +119,7 @@ def _missing_index(model: Model, alias: str) -> Findings:
     """Yield the claim index with the statement that creates it, where the table has none that fits."""
     target, server = ClaimTarget.of(model, alias), server_for(connections[alias])
     owner: Any = target.columns.owner._meta
-    index = next((one for one in owner.indexes if isinstance(one, ClaimIndex)), None)
-    if index is None:
-        return
+    index = next(one for one in owner.indexes if isinstance(one, ClaimIndex))
     wanted = [(owner.get_field(name).column, order or "ASC") for name, order in index.fields_orders]
     # An index of any name that begins with these columns serves.
     if any(known[: len(wanted)] == wanted for known in server.indexes(target.table)):

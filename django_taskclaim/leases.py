@@ -294,10 +294,8 @@ class Renewer:
         """Renew *held* until ``drop``; RuntimeError where no thread can be started."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
-                thread = threading.Thread(target=self._run, name="taskclaim-leases", daemon=True)
                 # It comes to its first look once the lock is free.
-                thread.start()
-                self._thread = thread
+                self._thread = connecting.start_thread("leases", self._run)
             self._held.add(held)
 
     def drop(self, held: named_lease) -> None:
@@ -307,14 +305,11 @@ class Renewer:
 
     def _run(self) -> None:
         connecting.guard_connections(IDLE, ours_alone=True)
-        try:
-            while kept := self._kept():
-                for held in kept:
-                    if clock() >= held.renew_at and not held.lost:
-                        held.renew_in_background()
-                time.sleep(CHECK_EVERY)
-        finally:
-            connecting.close_all()
+        while kept := self._kept():
+            for held in kept:
+                if clock() >= held.renew_at and not held.lost:
+                    held.renew_in_background()
+            time.sleep(CHECK_EVERY)
 
     def _kept(self) -> list[named_lease]:
         """Return what is held; where that is nothing, this thread must end."""

@@ -21,6 +21,7 @@ from django_taskclaim.claim import (
     UNCHANGED,
     Claim,
     claim_of,
+    end_claims,
     remember,
     show,
     standing_claim,
@@ -249,7 +250,7 @@ def fence_delete(model: Any) -> None:
             claim.ambiguous = claim.ambiguous or claim.unanswered
             raise_lost([row], [])
         if gone:
-            claim.end(COMPLETED)
+            end_claims([claim], COMPLETED)
         return deleted
 
     vars(delete)["is_fenced"] = True

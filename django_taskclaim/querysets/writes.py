@@ -61,7 +61,7 @@ class HeldRows:
     The order is always the same, so two workers take row locks alike and cannot deadlock.
     """
 
-    def __init__(self, target: ClaimTarget, pairs: list[tuple[Claim, models.Model]]) -> None:
+    def __init__(self, target: ClaimTarget, pairs: Sequence[tuple[Claim, models.Model]]) -> None:
         self.target, self.pairs = target, pairs
         self.claims = [claim for claim, _ in pairs]
         self.rows = [row for _, row in pairs]
@@ -74,11 +74,8 @@ class HeldRows:
         if self.claims[0].token != self.claims[-1].token:
             # The fence names each key once more, and its token.
             per_row += len(table.key) + 2
-        size = self.target.dialect.chunk_size(table, per_row)
-        if len(self.pairs) <= size:
-            return [self]
-        starts = range(0, len(self.pairs), size)
-        return [HeldRows(self.target, self.pairs[start : start + size]) for start in starts]
+        parts = [*self.target.dialect.chunks(self.pairs, table, per_row)]
+        return [self] if len(parts) == 1 else [HeldRows(self.target, pairs) for pairs in parts]
 
     def fence(self) -> SQL:
         """Return the condition that holds, among rows with their keys, while their claims stand."""
@@ -179,7 +176,7 @@ class Given:
         if unsure and scope.no_transaction(held.target.dialect.connection):
             finished = finished_rows(unsure, verb.sets.get("status"))
             pairs = [(carried_claim(row), row) for row in finished]
-            written = HeldRows(held.target, written.pairs + pairs)
+            written = HeldRows(held.target, [*written.pairs, *pairs])
         if verb.how is not None:
             end_claims(written.claims, verb.how)
             columns, shown = held.target.columns, verb.sets if verb.shown is None else verb.shown

@@ -22,7 +22,7 @@ from django.utils.connection import ConnectionDoesNotExist
 from django_taskclaim import conf
 from django_taskclaim.awaitables import name_of
 from django_taskclaim.claim import clock
-from django_taskclaim.connecting import call_and_close, use_own_connection
+from django_taskclaim.connecting import start_thread, use_own_connection
 from django_taskclaim.contention import contention_retried
 from django_taskclaim.error_text import redact
 from django_taskclaim.monitoring.overview import database_time
@@ -76,9 +76,7 @@ class HealthCheck:
     def begin(self, using: str) -> None:
         """Ask the check in a thread."""
         self.asked_at = clock()
-        self.thread = threading.Thread(target=call_and_close, args=[self._ask, using], daemon=True)
-        self.thread.name = "taskclaim-check"
-        self.thread.start()
+        self.thread = start_thread("check", self._ask, using)
 
     def _ask(self, using: str) -> None:
         try:

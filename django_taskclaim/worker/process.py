@@ -7,13 +7,12 @@ import contextlib
 import gc
 import select
 import signal
-import threading
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import NoReturn, TypeVar
 
 from django_taskclaim.claim import clock
-from django_taskclaim.connecting import call_and_close, work_in_schema
+from django_taskclaim.connecting import start_thread, work_in_schema
 from django_taskclaim.error_text import redact
 from django_taskclaim.worker.batch import Notes, PutBack
 from django_taskclaim.worker.claimer import Claimer
@@ -196,7 +195,7 @@ def run_child(
     log_to_console(options.verbosity)
     work_in_schema(options.schema)
     process = Process(options, memory, is_child=True)
-    threading.Thread(target=process.obey, args=[link], name="taskclaim-link", daemon=True).start()
+    start_thread("link", process.obey, link)
     # What is loaded by now stays. The garbage collector need not look through it again and again.
     gc.freeze()
     code = process.run(signals, lambda word: send(link, word))
@@ -219,9 +218,7 @@ def found_unless_stopped(search: Iterable[T]) -> list[T]:
     It runs in another thread, because a driver that waits for a silent database may react to no signal.
     """
     found: list[T] = []
-    thread = threading.Thread(target=call_and_close, args=[found.extend, search], daemon=True)
-    thread.name = "taskclaim-question"
-    thread.start()
+    thread = start_thread("question", found.extend, search)
     end = clock() + START_WAIT
     while thread.is_alive() and clock() < end:
         if hasattr(signal, "sigpending") and signal.sigpending() & {*STOP_SIGNALS}:

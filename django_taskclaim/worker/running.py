@@ -13,18 +13,11 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import connections, models, transaction
 
-from django_taskclaim import connecting
+from django_taskclaim import connecting, contention
 from django_taskclaim.awaitables import refuse_not_run
 from django_taskclaim.claim import clock, standing_claim
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.companions import hand_out, lacks_source, load_sources
-from django_taskclaim.contention import (
-    Meaning,
-    is_contention,
-    is_refusal,
-    is_timeout,
-    meaning_of,
-)
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import describe
 from django_taskclaim.exceptions import RetryLater, SourceGone, TaskClaimError
@@ -145,7 +138,8 @@ class Running:
             self._judge(item, answer)
         else:
             # It may have to wait for news of the database, and must not keep the event loop from turning.
-            await sync_to_async(self._judge_apart, thread_sensitive=False)(item, answer)
+            judge_apart = sync_to_async(connecting.call_and_close, thread_sensitive=False)
+            await judge_apart(self._judge, item, answer)
 
     def _begin(self, item: WorkItem) -> list[HeldRow]:
         """Return the rows that the handler can be called with; what becomes of the others is noted."""
@@ -208,13 +202,6 @@ class Running:
         ran = (now - item.started) / len(called)
         self.inflight.judge(item, outcomes, ran)
 
-    def _judge_apart(self, item: WorkItem, answer: Answer) -> None:
-        """Do what ``_judge`` does in a thread that keeps no connection."""
-        try:
-            self._judge(item, answer)
-        finally:
-            connecting.close_all()
-
     def _outcome(
         self, item: WorkItem, held: HeldRow, error: BaseException | str | None, completed: bool
     ) -> Outcome:
@@ -250,9 +237,9 @@ class Running:
         If the service's connection has lived on since the call began, the server has cut off this one session, and
         a row that brings that about each time must end in ``failed``.
         """
-        if not is_timeout(error) and (is_refusal(error) or is_contention(error)):
+        if not contention.may_be_an_outage(error):
             return False
-        is_server = meaning_of(error) is Meaning.SERVER
+        is_server = contention.meaning_of(error) is contention.Meaning.SERVER
         # The handler may write to another database, or in a transaction that only reads.
         if is_server and not ClaimTarget.of(item.handler.model, self.using).is_writable():
             return True

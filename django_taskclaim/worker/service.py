@@ -136,10 +136,7 @@ class Service(WorkerThread):
         self.looks = 0
         # The leases of this process depend on this thread going on.
         error = self.attempt(what, job)
-        if error and (
-            contention.is_timeout(error)
-            or not (contention.is_contention(error) or contention.is_refusal(error))
-        ):
+        if error and contention.may_be_an_outage(error):
             self.keeper.away_at = clock()
             for feed in self.feeds:
                 feed.reaper.start_over()

@@ -15,7 +15,7 @@ from typing import Any
 from django.db import Error, connections
 
 from django_taskclaim import connecting, contention
-from django_taskclaim.claim import COMPLETED, Ended, carried_claim, clock
+from django_taskclaim.claim import COMPLETED, Ended, carried_claims, clock, end_claims
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.db import dialect_for
 from django_taskclaim.error_text import class_and_text, one_line, text_to_store
@@ -155,8 +155,8 @@ class Writer:
             gone = [held for held in rows if held not in there]
             if unsure := [held for held in gone if held.claim.unanswered]:
                 # The transaction that had them locked may be the one whose COMMIT was not answered.
-                for row in finished_rows(_rows_of(unsure), Status.COMPLETE):
-                    carried_claim(row).end(COMPLETED)
+                finished = finished_rows(_rows_of(unsure), Status.COMPLETE)
+                end_claims(carried_claims(finished), COMPLETED)
             if unlocked:
                 with dialect.limit_lock_wait(WAIT_AGAIN):
                     self._apply(unlocked)
