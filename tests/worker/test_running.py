@@ -11,6 +11,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from django_taskclaim.claim import Ended
+from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.handlers import Handler
 from django_taskclaim.signals import rows_claimed
 from django_taskclaim.worker.batch import DONE, Failed, hold
@@ -235,6 +236,26 @@ def test_code_of_the_project_that_exits_while_rows_are_claimed_ends_no_worker(
     monkeypatch.setattr("django_taskclaim.worker.claimer.prepare", load)
     assert work(Photo, lambda photo: None) == 0
     assert set(Photo.objects.values_list("status", "attempts")) == {("complete", 0)}
+
+
+@pytest.mark.once
+def test_a_row_to_be_run_alone_holds_up_the_others_for_a_moment_only(
+    work: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes back while another row runs for long, and is done when nothing else runs."""
+    monkeypatch.setattr("django_taskclaim.worker.claimer.QUARANTINE_WAIT", 0.1)
+    make(Photo, note="long")
+    (alone,) = make(Photo, not_before=QUARANTINED)
+    photos = Photo.objects
+
+    def handle(photo: Photo) -> None:
+        if photo.note == "long":
+            wait_until(photos.filter(pk=alone.pk, status="processing").exists)
+            (late,) = make(Photo)
+            wait_until(photos.filter(pk=late.pk, status="complete").exists)
+
+    assert work(Photo, handle, "--threads", "2") == 0
+    assert photos.progress().complete == 3
 
 
 @pytest.mark.once
