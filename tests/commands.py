@@ -16,7 +16,7 @@ from django.db import connections
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import WorkerProcess
 from django_taskclaim.querysets import ClaimQuerySet
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.querysets.support import clock, set_raw, wait_for
 
 #: For tests that change tables or lose connections, which no savepoint takes back.
@@ -114,20 +114,18 @@ def lapsed(model: Any, rows: int = 1, **options: Any) -> list[Any]:
 
 def failed(model: Any, n: int = 1, error: Any = "no", **values: Any) -> list[Any]:
     """Return rows that ended badly."""
-    make(model, n, **values)
-    rows = model.objects.claim_batch(n)
+    rows = make_claimed(model, n, **values)
     model.objects.fail(rows, error, retry=False)
-    return list(rows)
+    return rows
 
 
 def completed(model: Any, n: int = 1, ago: str = "31 DAY", **values: Any) -> list[Any]:
     """Return rows that were completed so long ago."""
-    make(model, n, **values)
-    rows = model.objects.claim_batch(n)
+    rows = make_claimed(model, n, **values)
     model.objects.complete(rows)
     for row in rows:
         set_raw(row, "completed_at", clock(f"-{ago}"))
-    return list(rows)
+    return rows
 
 
 def in_each_state(model: Any) -> dict[str, Any]:

@@ -59,6 +59,15 @@ def make(model: type[models.Model], n: int = 1, /, **values: Any) -> list[Any]:
     return rows
 
 
+def make_claimed(
+    model: Any, n: int = 1, /, *, claimed_by: str | None = None, lease: Any = None, **values: Any
+) -> list[Any]:
+    """Create *n* rows of *model* as ``make`` does, claim as many, and return these in the order of their making."""
+    place = {row.pk: number for number, row in enumerate(make(model, n, **values))}
+    claimed = model.objects.claim_batch(n, claimed_by=claimed_by, lease=lease)
+    return sorted(claimed, key=lambda row: place.get(row.pk, -1))
+
+
 def _needs(model: type[models.Model]) -> dict[str, Any]:
     """Return values for the fields that *model* cannot do without."""
     needs = _NEEDS.get(model)

@@ -16,7 +16,7 @@ from django_taskclaim.control.reading import history
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.management.base import acting
 from tests.commands import lapsed, run, table_away
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Child, CompositeKey, Photo, UuidKey
 
@@ -32,8 +32,7 @@ def kept(settings: Any) -> None:
 @pytest.mark.promise(5)
 @pytest.mark.parametrize("model", [Photo, UuidKey, CompositeKey])
 def test_each_step_of_a_row_is_kept_in_order(model: Any) -> None:
-    make(model, 1)
-    (row,) = model.objects.claim_batch(1)
+    (row,) = make_claimed(model)
     row.claim.renew()
     row.claim.release()
     (row,) = model.objects.claim_batch(1)
@@ -65,14 +64,12 @@ def test_each_step_of_a_row_is_kept_in_order(model: Any) -> None:
 
 
 def test_of_models_that_are_not_named_failures_alone_are_kept(settings: Any) -> None:
-    make(Child, 1)
-    (child,) = Child.objects.claim_batch(1)
+    (child,) = make_claimed(Child)
     child.claim.complete()
     settings.TASKCLAIM = {}
     lapsed(Photo, 1)
     assert not ClaimEvent.objects.exists()
-    make(UuidKey, 1)
-    (row,) = UuidKey.objects.claim_batch(1)
+    (row,) = make_claimed(UuidKey)
     row.claim.fail(LookupError("no such picture"), retry=False)
     (event,) = history(UuidKey, row.pk, using="default")
     assert (event.event, event.detail) == ("failed", "LookupError: no such picture")
@@ -95,8 +92,7 @@ def test_an_act_is_one_step_of_each_row_with_who_and_why(admin_client: Any) -> N
 
 
 def test_a_batch_costs_one_insert() -> None:
-    make(Photo, 50)
-    rows = Photo.objects.claim_batch(50)
+    rows = make_claimed(Photo, 50)
     with CaptureQueriesContext(connection) as sent:
         Photo.objects.complete(rows)
     assert len([one for one in sent if one["sql"].startswith("INSERT")]) == 1

@@ -5,7 +5,7 @@ from django.db import connection
 
 from django_taskclaim.models import Switch
 from tests.checks.support import configured
-from tests.factories import make
+from tests.factories import make_claimed
 from tests.testapp.models import Photo
 
 
@@ -28,8 +28,7 @@ def test_a_text_that_the_encoding_lacks_is_stored_in_escapes() -> None:
             with latin1.schema_editor() as editor:
                 for model in (Switch, Photo):
                     editor.create_model(model)
-            make(Photo, 2)
-            rows = Photo.objects.claim_batch(2)
+            rows = make_claimed(Photo, 2)
             assert Photo.objects.fail(rows[:1], ValueError("no 🎈 here"), retry=False) == 1
             assert Photo.objects.fail(rows[1:], "again 🎈") == 1
             texts = set(Photo.objects.values_list("last_error", flat=True))

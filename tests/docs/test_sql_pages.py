@@ -18,7 +18,7 @@ from django_taskclaim.querysets.writes import stop_everyone
 from django_taskclaim.switch import pause, paused_by
 from tests import documents
 from tests.commands import completed, failed, in_each_state, live_worker
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.querysets.support import clock, facts, set_raw, stored
 from tests.testapp.models import Job, Photo
 
@@ -57,8 +57,7 @@ def contradictions() -> dict[str, int]:
 
 def held_by(holder: str, n: int = 1, **raw: str) -> list[Any]:
     """Return rows that *holder* has claimed, with these columns written past everything."""
-    make(Photo, n)
-    rows = Photo.objects.claim_batch(n)
+    rows = make_claimed(Photo, n)
     for row in rows:
         set_raw(row, "claimed_by", "%s", [holder])
         for role, expression in raw.items():

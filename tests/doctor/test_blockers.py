@@ -12,7 +12,7 @@ from django_taskclaim.querysets import ClaimQuerySet
 from django_taskclaim.switch import pause, pause_all, set_overrides
 from tests.commands import live_worker
 from tests.doctor.support import doctor_text, handling, problems
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Child, HiddenRows, Job, Parent, Photo, UuidKey
 
@@ -20,8 +20,7 @@ pytestmark = pytest.mark.django_db(databases="__all__")
 
 
 def finished() -> None:
-    make(Job, 3)
-    Job.objects.complete(Job.objects.claim_batch(3))
+    Job.objects.complete(make_claimed(Job, 3))
 
 
 def works() -> None:
@@ -46,8 +45,7 @@ def all_paused() -> None:
 
 
 def waiting() -> None:
-    make(Job, 2)
-    Job.objects.release(Job.objects.claim_batch(2), delay=3600)
+    Job.objects.release(make_claimed(Job, 2), delay=3600)
 
 
 def held() -> None:
@@ -126,8 +124,7 @@ def test_a_limit_that_keeps_rows_back_is_named(options: dict[str, Any], part: st
 
 
 def test_expired_rows_are_a_problem_once_every_reaper_should_have_come(settings: Any) -> None:
-    make(Job, 2)
-    for row in Job.objects.claim_batch(2):
+    for row in make_claimed(Job, 2):
         set_raw(row, "expires_at", clock("-1 SECOND"))
     settings.TASKCLAIM = {"REAPER_INTERVAL": timedelta(hours=1)}
     assert "nobody has put them back yet" in doctor_text(Job)

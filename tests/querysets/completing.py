@@ -5,15 +5,7 @@ from typing import Any
 import pytest
 
 from django_taskclaim.exceptions import ClaimLost
-from tests.factories import make
 from tests.querysets.support import stored
-
-
-def claimed(model: Any, n: int, **values: Any) -> list[Any]:
-    """Make *n* rows and return them claimed, in the order of their making."""
-    made = make(model, n, **values)
-    rows = {row.pk: row for row in model.objects.claim_batch(n)}
-    return [rows[row.pk] for row in made]
 
 
 def gone(row: Any, key: Any) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from django.db import transaction
 
 from django_taskclaim.exceptions import ClaimLost
-from tests.factories import make
+from tests.factories import make_claimed
 from tests.querysets.support import lose, set_raw, stored
 
 Write = Callable[[Any], Any]
@@ -45,8 +45,7 @@ USERS_WRITES = ["save", "save one column", "force_update", "bulk_update"]
 
 
 def claimed(model: Any, **options: Any) -> Any:
-    make(model)
-    (row,) = model.objects.claim_batch(1, **options)
+    (row,) = make_claimed(model, **options)
     return row
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.processes import output_of, wrong_clock
 from tests.querysets.support import clock, facts, set_raw
 from tests.testapp.models import Photo
@@ -34,8 +34,7 @@ def test_a_worker_with_a_wrong_clock_decides_as_any_other(
     shift: timedelta, process_env: dict[str, str]
 ) -> None:
     """It leaves alone what stands or waits, and takes what has expired or is due."""
-    make(Photo, 2)
-    standing, ended = Photo.objects.claim_batch(2, lease=36_000)
+    standing, ended = make_claimed(Photo, 2, lease=36_000)
     set_raw(ended, "expires_at", clock("-1 MINUTE"))
     waiting, due = make(Photo, 2)
     set_raw(waiting, "not_before", clock("+10 HOUR"))

@@ -10,10 +10,10 @@ from django.db import transaction
 from django_taskclaim.completion import Archive, Clear, Delete
 from django_taskclaim.exceptions import ClaimLost, CommitUnknown
 from django_taskclaim.signals import rows_completed
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.meanwhile import connected
 from tests.proxy import swallowed, withheld
-from tests.querysets.completing import claimed, gone, refused
+from tests.querysets.completing import gone, refused
 from tests.querysets.models import Parcel, ParcelArchive
 from tests.querysets.support import (
     DEADLINE,
@@ -49,7 +49,7 @@ def test_a_policy_writes_what_is_held_committed_and_told(
 ) -> None:
     """A rollback leaves rows and claims, a lost claim changes nothing, and the signal names the written rows."""
     rule(Parcel, completion=POLICIES[how])
-    rows = claimed(Parcel, 3)
+    rows = make_claimed(Parcel, 3)
     before = [stored(row) for row in rows]
     with transaction.atomic():
         Parcel.objects.complete(rows)
@@ -76,7 +76,7 @@ def test_a_policy_writes_what_is_held_committed_and_told(
 @pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
 def test_complete_is_final_until_a_reset(model: Any) -> None:
     """Neither the reaper nor a copy of the claim, as an old worker has it, opens or changes the row."""
-    (row,) = claimed(model, 1)
+    (row,) = make_claimed(model, 1)
     old = copy.deepcopy(row)
     row.claim.complete()
     set_raw(row, "expires_at", clock("-1 HOUR"))
@@ -98,7 +98,11 @@ def test_complete_is_final_until_a_reset(model: Any) -> None:
 def test_rows_of_several_models_each_follow_their_own_policy(rule: Rule) -> None:
     rule(Photo, completion="delete")
     rule(ClaimOnly, completion="clear")
-    (photo,), (plain,), (child,) = claimed(Photo, 1), claimed(ClaimOnly, 1), claimed(Child, 1)
+    (photo,), (plain,), (child,) = (
+        make_claimed(Photo, 1),
+        make_claimed(ClaimOnly, 1),
+        make_claimed(Child, 1),
+    )
     assert Photo.objects.complete([photo, plain, child]) == 3
     assert gone(photo, photo.pk)
     assert (facts(plain).status, facts(child).status) == ("open", "complete")
@@ -113,7 +117,7 @@ def test_a_completion_that_waited_for_the_reaper_has_lost(
 ) -> None:
     """The statement looks again, under the lock, at what was true when it began."""
     rule(model, completion=POLICIES[how])
-    (row,) = claimed(model, 1)
+    (row,) = make_claimed(model, 1)
     with transaction.atomic():
         set_raw(row, "expires_at", clock("-1 HOUR"))
         assert model.objects.release_expired() == 1
@@ -133,7 +137,7 @@ def test_a_completion_without_a_trace_is_undecided_or_sent_again(
 ) -> None:
     """Nobody knows by whom the rows went, and nothing is written twice; what did not arrive is sent again."""
     rule(Parcel, completion=POLICIES[how])
-    first, second = claimed(Parcel, 2)
+    first, second = make_claimed(Parcel, 2)
     commits.arm(swallowed)
     with pytest.raises(CommitUnknown) as caught:
         first.claim.complete()
@@ -154,7 +158,7 @@ def test_a_completion_without_a_trace_is_undecided_or_sent_again(
 @pytest.mark.parametrize("model", [Photo, ClaimOnly, Child])
 def test_a_cleared_row_is_open_again(model: Any, rule: Rule) -> None:
     rule(model, completion="clear", backoff=lambda failures: 0)
-    (row,) = claimed(model, 1)
+    (row,) = make_claimed(model, 1)
     row.claim.fail("the first time")
     (row,) = model.objects.claim_batch(1)
     row.note, before = "result", row.claim.token.iteration

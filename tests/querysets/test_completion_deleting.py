@@ -11,9 +11,9 @@ from django.db.models.signals import post_delete, pre_delete
 
 from django_taskclaim.completion import Archive, Delete
 from django_taskclaim.exceptions import ClaimLost
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.meanwhile import connected
-from tests.querysets.completing import claimed, gone, refused
+from tests.querysets.completing import gone, refused
 from tests.querysets.models import (
     ChildArchive,
     Complaint,
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.django_db
 def test_what_is_done_is_gone_and_never_comes_back(model: Any, rule: Rule) -> None:
     """It goes from every table that has a part of it; a lost row and rows of others stay."""
     rule(model, completion=Delete())
-    rows = claimed(model, 3)
+    rows = make_claimed(model, 3)
     keys = [row.pk for row in rows]
     (other,) = make(model)
     lose(rows[1])
@@ -64,13 +64,13 @@ def test_children_go_with_a_claimed_parent_and_parents_with_a_claimed_child(rule
     Child.objects.complete(Child.objects.claim_batch(1))
     assert gone(grandchild, grandchild.pk)
     assert stored(kept)
-    ChildOwnsClaim.objects.complete(claimed(ChildOwnsClaim, 2))
+    ChildOwnsClaim.objects.complete(make_claimed(ChildOwnsClaim, 2))
     assert not PlainParent.objects.exists()
 
 
 def test_a_row_that_others_protect_stays_claimed(transactional_db: None, rule: Rule) -> None:
     rule(Parcel, completion="delete")
-    (row,) = claimed(Parcel, 1)
+    (row,) = make_claimed(Parcel, 1)
     Stamp.objects.create(parcel=row)
     Receipt.objects.create(parcel=row)
     with pytest.raises(ProtectedError):
@@ -91,7 +91,7 @@ def test_a_row_is_deleted_as_django_does_it(how: Any, rule: Rule) -> None:
         heard.append(("after", instance.pk))
 
     rule(Parcel, completion=how)
-    held, lost = claimed(Parcel, 2)
+    held, lost = make_claimed(Parcel, 2)
     for row in (held, lost):
         Stamp.objects.create(parcel=row)
         Complaint.objects.create(parcel=row)
@@ -109,7 +109,7 @@ def test_a_row_is_deleted_as_django_does_it(how: Any, rule: Rule) -> None:
 
 def test_what_is_done_is_moved_with_its_results(rule: Rule) -> None:
     rule(Parcel, completion=Archive(ParcelArchive))
-    rows = claimed(Parcel, 3, facts=lambda i: {"ü": [i, None]}, weight=Decimal("2.50"))
+    rows = make_claimed(Parcel, 3, facts=lambda i: {"ü": [i, None]}, weight=Decimal("2.50"))
     for i, row in enumerate(rows):
         row.note = f"result {i} 50% 🎈"
     holder = rows[0].claim.token.holder
@@ -130,7 +130,7 @@ def test_what_is_done_is_moved_with_its_results(rule: Rule) -> None:
 )
 def test_rows_of_other_shapes_are_moved(model: Any, archive: Any, rule: Rule) -> None:
     rule(model, completion=Archive(archive))
-    rows = claimed(model, 3, note=lambda i: str(i))
+    rows = make_claimed(model, 3, note=lambda i: str(i))
     keys = [row.pk for row in rows]
     lose(rows[2])
     refused(rows, [rows[2]])
@@ -140,7 +140,7 @@ def test_rows_of_other_shapes_are_moved(model: Any, archive: Any, rule: Rule) ->
 
 def test_a_row_that_the_archive_refuses_stays_claimed(rule: Rule) -> None:
     rule(Parcel, completion=Archive(ParcelArchive))
-    (row,) = claimed(Parcel, 1)
+    (row,) = make_claimed(Parcel, 1)
     before = stored(row)
     # Its key is taken there.
     ParcelArchive.objects.create(pk=row.pk, counter=1, weight=1, completed_at="2024-01-01 00:00Z")

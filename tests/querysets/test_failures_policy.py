@@ -14,7 +14,7 @@ from django_taskclaim.handlers import handler
 from django_taskclaim.models import Switch
 from django_taskclaim.switch import paused_by, resume
 from django_taskclaim.testing import run_due
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.querysets.late_writes import claimed
 from tests.querysets.support import Lapse, Rule, clock, execute, facts, lose, table_of
 from tests.testapp.models import Child, ClaimOnly, Parent, Photo, PhotoProxy, UuidKey
@@ -80,8 +80,7 @@ def test_the_nearest_class_that_is_named_decides(
 @pytest.mark.promise(3)
 def test_retry_later_puts_the_row_back_as_if_it_had_not_been_claimed() -> None:
     """A caller who wants no retry is not overruled, and a lost row is lost."""
-    make(Photo, 3)
-    row, other, late = Photo.objects.claim_batch(3)
+    row, other, late = make_claimed(Photo, 3)
     other.fail(RetryLater(60), retry=False)
     assert (facts(other).status, facts(other).attempts) == ("failed", 1)
     lose(late)

@@ -7,7 +7,7 @@ from django.db import DatabaseError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_taskclaim.exceptions import ClaimLost
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.querysets.late_writes import LOSSES, USERS_WRITES, WRITES, assert_refused, claimed, twin
 from tests.querysets.models import GrandChild, HiddenFromAll
 from tests.querysets.support import facts, fresh, lose, stored
@@ -41,8 +41,7 @@ def test_a_late_write_to_any_table_changes_nothing_while_another_holds_the_row(s
 
 
 def test_every_write_lands_while_the_claim_stands(shape: Any) -> None:
-    make(shape, len(WRITES))
-    rows = shape.objects.claim_batch(len(WRITES))
+    rows = make_claimed(shape, len(WRITES))
     for (name, write), row in zip(WRITES.items(), rows, strict=True):
         # A save that changes nothing is no loss.
         row.save()
@@ -142,8 +141,7 @@ def test_bulk_update_takes_two_instances_of_one_claimed_row() -> None:
 
 
 def test_rows_that_even_the_base_manager_hides_while_they_run_are_written_and_fenced() -> None:
-    make(HiddenFromAll, 6)
-    rows = HiddenFromAll.objects.claim_batch(6)
+    rows = make_claimed(HiddenFromAll, 6)
     late = {name: twin(rows[0]) for name in WRITES}
     HiddenFromAll.everything.update(hidden=True)
     rows[0].hidden = True
@@ -212,8 +210,7 @@ def lose_among(row: Any) -> Any:
 
 @pytest.mark.parametrize("verb", ["complete", "fail", "renew"])
 def test_two_instances_of_one_claim_are_one_row(verb: str) -> None:
-    make(Photo, 2)
-    row, other = Photo.objects.claim_batch(2)
+    row, other = make_claimed(Photo, 2)
     again = Photo.objects.with_token(row.pk, row.claim.token)
     assert getattr(Photo.objects, verb)([row, again, other], **ARGUMENTS[verb]) == 2
     assert row.status == again.status == facts(row).status

@@ -9,7 +9,7 @@ from django.db import transaction
 
 from django_taskclaim.columns import claim_columns
 from django_taskclaim.exceptions import ClaimLost
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.meanwhile import autocommit_off
 from tests.querysets.late_writes import Write, assert_refused, claimed, twin
 from tests.querysets.support import facts, fresh, lose, names
@@ -96,8 +96,7 @@ def test_deferred_claim_columns_are_no_part_of_the_token(model: Any, narrow: str
 
 
 def test_a_token_travels_as_text_tuple_or_itself_and_is_lost_with_its_claim(shape: Any) -> None:
-    make(shape, 3)
-    rows = shape.objects.claim_batch(3, claimed_by="a:b:c 1:2")
+    rows = make_claimed(shape, 3, claimed_by="a:b:c 1:2")
     for row, spell in zip(rows, (str, tuple, lambda token: token), strict=True):
         assert row.claim.token == ("a:b:c 1:2", 0)
         again = shape.objects.with_token(row.pk, spell(row.claim.token))

@@ -10,7 +10,7 @@ from django.db import connection, models, transaction
 from django.test import override_settings
 
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.querysets.support import (
     BULK,
     STRANGE,
@@ -175,8 +175,7 @@ def tokens(row: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize("model", [Photo, ChildOwnsClaim])
 @pytest.mark.parametrize("rules", [True, False])
 def test_a_raw_save_of_the_claimed_instance_itself_is_fenced(model: Any, rules: bool) -> None:
-    make(model)
-    (late,) = model.objects.claim_batch(1)
+    (late,) = make_claimed(model)
     lose(late)
     before = stored(late)
     late.note = "late"

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import NEVER_WAITED
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.querysets.late_writes import claimed
 from tests.querysets.support import Lapse, Rule, clock, facts, has, keys, names, set_raw
 from tests.testapp.models import Child, ClaimOnly, CompositeKey, Photo, PrefixedOwnStatus
@@ -92,8 +92,7 @@ def test_a_failure_puts_the_row_back_to_wait_until_its_tries_are_used_up(
 @pytest.mark.promise(4)
 @MODELS
 def test_only_a_reset_that_names_it_opens_a_row_again(model: Any) -> None:
-    make(model, 3)
-    failed, complete, running = model.objects.claim_batch(3)
+    failed, complete, running = make_claimed(model, 3)
     if has(model, "attempts"):
         set_raw(complete, "last_error", "'boom'")
         set_raw(complete, "not_before", clock("-1 HOUR"))
@@ -137,8 +136,7 @@ def test_an_expired_row_of_a_worker_goes_back_charged_and_a_live_one_stays(
     model: Any, let_lease_lapse: Lapse
 ) -> None:
     """Until the reaper acts the token stands, for ``renew`` as for every verb."""
-    make(model, 5)
-    row, live, *late = model.objects.claim_batch(5)
+    row, live, *late = make_claimed(model, 5)
     assert model.objects.release_expired() == 0
     let_lease_lapse(late)
     assert model.objects.renew(late[:1]) == 1

@@ -8,8 +8,7 @@ from django.db import connection, transaction
 from django.test import override_settings
 
 from django_taskclaim.exceptions import ClaimLost
-from tests.factories import make
-from tests.querysets.completing import claimed
+from tests.factories import make, make_claimed
 from tests.querysets.late_writes import twin
 from tests.querysets.models import Label, Labelled
 from tests.querysets.support import DEADLINE, ROW_LOCKS, Lapse, elsewhere, facts, fresh, held_open
@@ -34,7 +33,7 @@ def test_the_reaper_frees_all_rows_but_locked_ones_which_count_against_no_limit(
     model: Any, rival: Any, let_lease_lapse: Lapse
 ) -> None:
     """Otherwise the first rows of a frozen worker would keep a limited reaper from all the others."""
-    rows = claimed(model, 6)
+    rows = make_claimed(model, 6)
     let_lease_lapse(rows)
     rival.lock(rows[0], rows[1])
     assert in_time(lambda: model.objects.release_expired(limit=2)) == 2
@@ -50,7 +49,7 @@ def test_the_reaper_frees_all_rows_but_locked_ones_which_count_against_no_limit(
 def test_one_locked_row_does_not_keep_the_rows_of_later_chunks_waiting(
     verb: str, rival: Any, let_lease_lapse: Lapse
 ) -> None:
-    rows = claimed(Photo, 25)
+    rows = make_claimed(Photo, 25)
     if verb == "release_expired":
         let_lease_lapse(rows)
     elif verb == "pause_rows":
@@ -68,7 +67,7 @@ def test_one_locked_row_does_not_keep_the_rows_of_later_chunks_waiting(
 def test_a_renewal_skips_the_locked_row_and_neither_loses_it_nor_waits(
     model: Any, rival: Any
 ) -> None:
-    rows = claimed(model, 4)
+    rows = make_claimed(model, 4)
     before = [facts(row).expires_at for row in rows]
     model.objects.filter(pk=rows[3].pk).reset(running=True)
     rival.lock(rows[1])
@@ -89,7 +88,7 @@ def test_a_row_that_its_own_handler_has_written_in_an_open_transaction_is_not_lo
     model: Any,
 ) -> None:
     """Renewed from the connection of a renewal, while the handler's transaction holds it."""
-    rows = claimed(model, 3)
+    rows = make_claimed(model, 3)
     known = [twin(row) for row in rows]
     with transaction.atomic():
         rows[0].note = "half done"
@@ -133,7 +132,7 @@ def test_inserting_a_child_row_does_not_wait_for_a_claim_of_its_parent() -> None
 
 @pytest.mark.promise(1, 3, 4)
 def test_of_a_completion_and_the_reaper_one_wins(let_lease_lapse: Lapse) -> None:
-    row, late = claimed(Photo, 2)
+    row, late = make_claimed(Photo, 2)
     let_lease_lapse(row)
     with transaction.atomic():
         row.claim.complete()

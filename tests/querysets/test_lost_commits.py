@@ -8,7 +8,7 @@ import pytest
 from django.db import Error, transaction
 
 from django_taskclaim.exceptions import ClaimLost, CommitUnknown
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.proxy import FATES, HAS_A_SERVER, Belated, Fate, swallowed, withheld
 from tests.querysets.late_writes import claimed
 from tests.querysets.support import DEADLINE, elsewhere, facts, fresh, lose
@@ -83,8 +83,7 @@ def test_completing_tells_the_truth(commits: Any, model: Any, fate: Fate) -> Non
 
 def test_a_row_that_was_lost_before_the_answer_was_is_not_taken_for_written(commits: Any) -> None:
     """Where one statement did it all, nobody can tell such a row from one written and put back since."""
-    make(Photo, 3)
-    held = Photo.objects.claim_batch(3)
+    held = make_claimed(Photo, 3)
     lose(held[1])
     commits.arm(swallowed)
     with pytest.raises(ClaimLost) as caught:
@@ -107,8 +106,7 @@ def test_a_row_that_was_put_back_is_undecided(
     commits: Any, verb: str, arguments: list[str]
 ) -> None:
     """It may be open because of this call, or because the reaper came after it failed; else the verb is repeated."""
-    make(Photo, 2)
-    row, other = Photo.objects.claim_batch(2)
+    row, other = make_claimed(Photo, 2)
     commits.arm(swallowed)
     with pytest.raises(CommitUnknown) as caught:
         getattr(row.claim, verb)(*arguments)
@@ -144,8 +142,7 @@ def test_a_deletion_may_be_repeated(commits: Any, model: Any, fate: Fate) -> Non
 
 @FATES
 def test_a_renewal_is_repeated(commits: Any, fate: Fate) -> None:
-    make(Photo, 3)
-    rows = Photo.objects.claim_batch(3, lease=60)
+    rows = make_claimed(Photo, 3, lease=60)
     before = facts(rows[0]).expires_at
     commits.arm(fate)
     assert Photo.objects.renew(rows, 600) == 3

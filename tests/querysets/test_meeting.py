@@ -11,7 +11,7 @@ from django.db.models import Exists, OuterRef
 
 from django_taskclaim.db import dialect_for
 from django_taskclaim.exceptions import ClaimLost
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.querysets.support import (
     DEADLINE,
     ROW_LOCKS,
@@ -169,8 +169,7 @@ def test_under_repeatable_read_claims_meet_and_losses_are_found(strategy: str) -
     claimable_rows(Photo, 300)
     claimed = at_once(*[lambda n=n: work_until_nothing_is_left(Photo, n) for n in range(4)])
     assert_each_once(claimed, 300)
-    make(Photo)
-    (row,) = Photo.objects.claim_batch(1)
+    (row,) = make_claimed(Photo)
     row.note = "late"
     with transaction.atomic():
         assert Photo.objects.get(pk=row.pk).status == "processing"

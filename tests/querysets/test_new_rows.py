@@ -7,7 +7,7 @@ import pytest
 from django.utils import timezone
 
 from django_taskclaim.exceptions import ClaimColumnError
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.querysets.support import (
     BULK,
     STRANGE,
@@ -153,8 +153,7 @@ def as_copy(row: Any, *, adding: bool = True) -> Any:
 @pytest.mark.parametrize("state", ["processing", "complete", "failed", "open again"])
 def test_a_copy_is_open_whatever_its_original_is(shape: Any, state: str) -> None:
     """Also one made of the claimed instance itself, and one made in bulk."""
-    make(shape, note="original")
-    (row,) = shape.objects.claim_batch(1)
+    (row,) = make_claimed(shape, note="original")
     if state == "complete":
         row.claim.complete()
     if state in ("failed", "open again"):

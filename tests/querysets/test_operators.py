@@ -13,7 +13,7 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import QUARANTINED
 from django_taskclaim.switch import pause
 from tests.commands import in_each_state
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.querysets.models import EveryField
 from tests.querysets.support import facts, has, keys, lose, set_raw, stored
 from tests.testapp.models import Author, Child, ClaimOnly, CompositeKey, Photo
@@ -109,9 +109,7 @@ MINE, THEIRS = "user:1", "user:2"
 
 
 def claimed(model: Any, n: int = 1, who: str = MINE, **options: Any) -> list[Any]:
-    make(model, n)
-    rows: list[Any] = model.objects.claim_batch(n, claimed_by=who, **options)
-    return rows
+    return make_claimed(model, n, claimed_by=who, **options)
 
 
 @pytest.mark.promise(3)
@@ -167,8 +165,7 @@ def test_what_others_hold_is_taken_over_and_the_rest_left_alone(kind_of_table: A
 
 
 def test_a_take_over_needs_a_reason() -> None:
-    make(Photo, 2)
-    worker, nobody = Photo.objects.claim_batch(2)
+    worker, nobody = make_claimed(Photo, 2)
     set_raw(nobody, "claimed_by", "NULL")
     for by, reason in ((THEIRS, "  "), (THEIRS, None), ("worker#1", "no person")):
         with pytest.raises(ValueError, match=r"reason|by "):

@@ -7,7 +7,7 @@ from django.db import DatabaseError, connection
 
 from django_taskclaim.querysets.reaper import Reaper
 from tests.commands import in_each_state, table_away
-from tests.querysets.completing import claimed
+from tests.factories import make_claimed
 from tests.querysets.support import (
     Lapse,
     clock,
@@ -55,7 +55,7 @@ def put_back(reaper: Reaper, time: Time, seconds: float) -> int:
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="needs GENERATED ALWAYS")
 def test_rows_come_back_whose_key_no_statement_may_write(time: Time) -> None:
     key = f"ALTER TABLE {table_of(Photo)} ALTER COLUMN id SET GENERATED"
-    set_raw(claimed(Photo, 1)[0], "expires_at", clock("-1 DAY"))
+    set_raw(make_claimed(Photo, 1)[0], "expires_at", clock("-1 DAY"))
     execute(f"{key} ALWAYS")
     try:
         assert put_back(Reaper(Photo, "default"), time, 20) == 1
@@ -68,7 +68,7 @@ def test_rows_of_the_dead_come_back_and_the_living_keep_theirs(
     time: Time, let_lease_lapse: Lapse
 ) -> None:
     """What expires while others are waited for has a wait of its own, and not two."""
-    dead, later, alive = claimed(Photo, 3)
+    dead, later, alive = make_claimed(Photo, 3)
     let_lease_lapse([dead, alive])
     reaper = Reaper(Photo, "default")
     assert put_back(reaper, time, 5) == 0
@@ -91,7 +91,7 @@ def test_silences_and_errors_begin_the_wait_again(
     time: Time, let_lease_lapse: Lapse, seconds: int
 ) -> None:
     """Nobody could renew while the database, or this process, stood still."""
-    row, dead = claimed(Photo, 2)
+    row, dead = make_claimed(Photo, 2)
     let_lease_lapse([row, dead])
     reaper = Reaper(Photo, "default")
     assert put_back(reaper, time, 2) == 0
@@ -108,7 +108,7 @@ def test_silences_and_errors_begin_the_wait_again(
 @pytest.mark.promise(7)
 def test_a_call_that_reached_its_limit_is_repeated(time: Time, let_lease_lapse: Lapse) -> None:
     """However many rows the dead held, and however long their leases were."""
-    let_lease_lapse(claimed(Photo, 5))
+    let_lease_lapse(make_claimed(Photo, 5))
     reaper = Reaper(Photo, "default", lease=lambda: timedelta(hours=1))
     while not reaper.turn(2):
         time.now += 1

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.factories import make
+from tests.factories import make_claimed
 from tests.querysets.support import facts
 from tests.testapp.models import Child, ClaimOnly, CompositeKey, Photo
 
@@ -16,8 +16,7 @@ pytestmark = pytest.mark.django_db
 @pytest.mark.parametrize("model", [Photo, Child, ClaimOnly, CompositeKey])
 def test_a_renewal_takes_no_time_away(model: Any) -> None:
     """As a worker's own renewals under its usual lease, after a handler has asked for an hour."""
-    make(model, 2)
-    rows = model.objects.claim_batch(2, lease=timedelta(hours=1))
+    rows = make_claimed(model, 2, lease=timedelta(hours=1))
     before = [facts(row).expires_at for row in rows]
     assert model.objects.renew([*rows, *rows], 60) == 2
     assert rows[0].claim.renew(1)

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_taskclaim.db.base import Dialect
 from django_taskclaim.exceptions import ClaimColumnError, ClaimLost
-from tests.factories import make
+from tests.factories import make_claimed
 from tests.querysets.models import AnyTypeField, EveryField, Labelled, Narrow
 from tests.querysets.support import execute, facts, fresh, lose, stored
 from tests.testapp.models import Author, Child, ChildOwnsClaim, CompositeKey, Photo
@@ -42,11 +42,6 @@ class Country(TextChoices):
     PERU = "PE"
 
 
-def claimed(n: int) -> list[EveryField]:
-    make(EveryField, n)
-    return EveryField.objects.claim_batch(n)
-
-
 def results_of(row: Any) -> dict[str, Any]:
     """Return the results as they are stored."""
     found = stored(row)
@@ -58,7 +53,7 @@ def results_of(row: Any) -> dict[str, Any]:
 def test_values_are_stored_exactly_as_save_stores_them(together: int, named: list[str]) -> None:
     """Alone or in a batch, where each row has its own; NULL too. Columns that are not named stay as they are."""
     for values in (*zip(*VALUES.values(), strict=True), [None] * len(VALUES)):
-        saved, *rows = claimed(together + 1)
+        saved, *rows = make_claimed(EveryField, together + 1)
         before = list(map(results_of, rows))
         for row in (saved, rows[0]):
             for name, value in zip(VALUES, values, strict=True):
@@ -74,7 +69,7 @@ def test_values_are_stored_exactly_as_save_stores_them(together: int, named: lis
 def test_texts_of_a_batch_are_stored_as_they_are() -> None:
     odd = r'NULL {} {"a",b} " \ \" %s %% é🎈'
     texts = ["", " a, b ", "\n\t", *odd.split(), Country.PERU]
-    rows = claimed(len(texts))
+    rows = make_claimed(EveryField, len(texts))
     for row, text in zip(rows, texts, strict=True):
         row.text = text
     EveryField.objects.complete(rows, update_fields=["text"])
@@ -84,7 +79,7 @@ def test_texts_of_a_batch_are_stored_as_they_are() -> None:
 def test_fields_prepare_their_values_and_the_instance_shows_them() -> None:
     """As by ``pre_save``: also ``auto_now``, a file that is stored before its name is, either name of a link."""
     author = Author.objects.create(name="someone")
-    rows = claimed(2)
+    rows = make_claimed(EveryField, 2)
     for row, link in zip(rows, ("author", "author_id"), strict=True):
         row.shouted, row.changed, row.author = "quietly", AWARE, author
         row.document = ContentFile(b"thumbnail", name="thumb.jpeg")
@@ -103,8 +98,7 @@ def test_every_row_of_every_shape_gets_its_own_values(
 ) -> None:
     """Also where one statement does not take them all."""
     monkeypatch.setattr(Dialect, "MOST_KEYS", 10)
-    make(shape, size)
-    rows = shape.objects.claim_batch(size)
+    rows = make_claimed(shape, size)
     for number, row in enumerate(rows):
         row.note, row.counter = f"100% of {number}", number
     assert shape.objects.renew(rows) == size
@@ -120,8 +114,7 @@ def test_every_row_of_every_shape_gets_its_own_values(
 
 def outcome(size: int, name: str, given: Any) -> Any:
     """Return what the database says to this result of *size* rows, or what it stores."""
-    make(Narrow, size)
-    rows = Narrow.objects.claim_batch(size)
+    rows = make_claimed(Narrow, size)
     for row in rows:
         setattr(row, name, given)
     try:
@@ -180,8 +173,7 @@ def test_no_type_is_cut_by_a_batch(
 @pytest.mark.parametrize("number", [1, 3])
 def test_an_expression_is_a_type_error_and_nothing_is_written(model: Any, number: int) -> None:
     """On the table of the claim columns or on another one."""
-    make(model, number)
-    held = model.objects.claim_batch(number)
+    held = make_claimed(model, number)
     before = [stored(row) for row in held]
     for name in ["counter", "extra"] if hasattr(held[-1], "extra") else ["counter"]:
         usual = getattr(held[-1], name)
@@ -208,8 +200,7 @@ WRONG: list[tuple[Any, Any, type[Exception]]] = [
 
 def test_wrong_names_are_refused_before_any_sql(django_assert_num_queries: Any) -> None:
     for model, named, error in WRONG:
-        make(model)
-        (row,) = model.objects.claim_batch(1)
+        (row,) = make_claimed(model)
         with django_assert_num_queries(0), pytest.raises(error):
             model.objects.complete([row], update_fields=named)
         assert row.claim.check()
@@ -223,8 +214,7 @@ def test_wrong_names_are_refused_before_any_sql(django_assert_num_queries: Any) 
 def test_results_of_a_lost_claim_are_not_written(model: Any) -> None:
     """Nor are those on another table of the row."""
     names = ["note", "extra"] if hasattr(model, "extra") else ["note"]
-    make(model, 2)
-    kept, late = model.objects.claim_batch(2)
+    kept, late = make_claimed(model, 2)
     lose(late)
     before = stored(late)
     for row in (kept, late):

@@ -21,9 +21,8 @@ from django_taskclaim.signals import (
     rows_failed,
     rows_released,
 )
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.meanwhile import autocommit_off, connected
-from tests.querysets.completing import claimed
 from tests.querysets.support import facts, keys, lose
 from tests.testapp.models import Child, Photo, PhotoProxy
 
@@ -53,7 +52,7 @@ def heard() -> Iterator[Heard]:
 def test_every_change_of_state_sends_one_signal_with_its_rows(model: Any, heard: Heard) -> None:
     """The written and the lost rows of one call are signalled apart, and nothing that was rolled back is."""
     model.objects.claim_batch(1)
-    rows = claimed(model, 5)
+    rows = make_claimed(model, 5)
     model.objects.filter(pk=rows[1].pk).take_back()
     with pytest.raises(ClaimLost):
         model.objects.complete(rows[:3])
@@ -78,7 +77,7 @@ def test_every_change_of_state_sends_one_signal_with_its_rows(model: Any, heard:
 def test_a_loss_is_signalled_and_logged_once(
     how: str, heard: Heard, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (late,) = claimed(Child, 1)
+    (late,) = make_claimed(Child, 1)
     lose(late)
     heard.clear()
     caplog.clear()
@@ -96,7 +95,7 @@ def test_a_receiver_that_raises_stops_nothing_with_autocommit_or_without() -> No
     def broken(**_: Any) -> None:
         raise RuntimeError("a receiver of the user's")
 
-    rows = claimed(Photo, 2)
+    rows = make_claimed(Photo, 2)
     with connected(rows_completed, broken):
         rows[0].complete()
         with autocommit_off():
@@ -118,9 +117,8 @@ def test_the_reaper_signals_keys_and_outcomes_and_logs_them_once_committed(
         return [one.levelname for one in caplog.records if getattr(one, "event", "") == "expired"]
 
     rule(Photo, max_attempts=2, backoff=lambda failures: 0)
-    rows = claimed(Photo, 2)
-    make(Photo)
-    (person,) = Photo.objects.claim_batch(1, claimed_by="user:17")
+    rows = make_claimed(Photo, 2)
+    (person,) = make_claimed(Photo, claimed_by="user:17")
     let_lease_lapse([*rows, person])
     with connected(rows_expired, receiver):
         for undone in (True, False):
@@ -141,7 +139,7 @@ def test_the_reaper_signals_keys_and_outcomes_and_logs_them_once_committed(
 
 
 def test_a_loss_carries_its_facts_and_travels_between_processes() -> None:
-    (late,) = claimed(Photo, 1)
+    (late,) = make_claimed(Photo, 1)
     token = late.claim.token
     lose(late)
     with pytest.raises(ClaimLost) as lost:
@@ -155,7 +153,7 @@ def test_a_loss_carries_its_facts_and_travels_between_processes() -> None:
 
 
 def test_what_a_row_says_of_its_claim() -> None:
-    (row,) = claimed(Photo, 1)
+    (row,) = make_claimed(Photo, 1)
     assert not row.claim.lost
     lose(row)
     assert not row.claim.lost  # nobody has asked the database yet

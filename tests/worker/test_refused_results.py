@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connection
 
-from tests.factories import make
+from tests.factories import make, make_claimed
 from tests.querysets.refusing import SAID, refused
 from tests.querysets.support import elsewhere, execute, value_of
 from tests.testapp.models import Photo
@@ -121,8 +121,7 @@ def test_a_server_that_may_not_write_is_no_fault_of_the_rows(
 def test_a_view_gets_the_error_and_nothing_is_half_written() -> None:
     """The session of the caller goes on."""
     with refused_when("NEW.note = 'no'"):
-        make(Photo, 9)
-        rows = Photo.objects.claim_batch(9)
+        rows = make_claimed(Photo, 9)
         session = connection.connection
         rows[4].note = "no"
         with pytest.raises(DatabaseError):
