@@ -1,6 +1,6 @@
 """``claimworker --filter``: what it selects, and what it refuses before anything starts."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -61,7 +61,7 @@ def photos() -> list[Photo]:
 
 
 def test_other_tables_and_other_keys_are_looked_at() -> None:
-    """A row beyond a link, inherited tables from both sides, a UUID, part of a composite key, a boolean."""
+    """A row beyond a link, inherited tables, a UUID, part of a composite key, a boolean, a duration."""
     ann, bob = (Author.objects.create(name=name) for name in ("Ann", "Bob"))
     by_ann, by_bob, by_nobody = [
         OrderedByForeignKey.objects.create(author=author) for author in (ann, bob, None)
@@ -79,6 +79,8 @@ def test_other_tables_and_other_keys_are_looked_at() -> None:
     assert work(CompositeKey, "tenant=1") == [pair]
     HiddenRows.objects.create(hidden=True)
     assert work(HiddenRows, "hidden=True") == []
+    long = EveryField.objects.create(span=timedelta(minutes=5))
+    assert work(EveryField, "span__gt=0:04:59", "span__in=5,300") == [long]
     draft = PrefixedOwnStatus.objects.create()
     assert work(PrefixedOwnStatus, "status=draft") == [draft]
 
@@ -91,12 +93,13 @@ REFUSED: list[tuple[Any, str, str]] = [
     (Photo, "width__isnull=", "must be either True or False"),
     (Photo, "width__range=3", "a range has two ends"),
     (Photo, "not_before__gt=0001-01-01T00:00+05:00", "out of range"),
-    (Photo, "claimed_at__year=99999", "year 99999 is out of range"),
     (EveryField, "blob=abc", "binary"),
     (HiddenRows, "hidden=yes", "must be either True or False"),
     (UuidKey, "id=12", "is not a valid UUID"),
     (CompositeKey, "pk=1", "tuple"),
     (Photo, "testapp.Photo:note=", "lookup=value"),
+    (Photo, f"id__in=1,{'9' * 30}", "no column holds a number as large as 9999"),
+    (EveryField, "span=soon", "must be in [DD] [[HH:]MM:]ss"),
 ]
 
 
