@@ -162,9 +162,8 @@ def _columns_among(fields: Iterable[AnyField]) -> dict[str, AnyField]:
 def claim_columns(model: type[models.Model]) -> ClaimColumns:
     """Return where *model* keeps its claim columns; TypeError for a model without them."""
     if not has_claim_columns(model):
-        raise TypeError(
-            f"{model.__name__} has no claim columns; add django_taskclaim.models.TaskMixin to it."
-        )
+        text = "has no claim columns; add django_taskclaim.models.TaskMixin to it."
+        raise TypeError(f"{getattr(model, '__name__', repr(model))} {text}")
     spelled = getattr(model, "claim_fields", None)
     if not isinstance(spelled, Mapping) or spelled.keys() - PLAIN_NAMES.keys():
         raise TypeError(

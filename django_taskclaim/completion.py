@@ -61,7 +61,7 @@ class Clear(Completion):
     It is as good as new but for ``iteration``, which goes on, and ``completed_at``, which tells when it was last done.
     """
 
-    every: timedelta | float | None = conf.option(conf.or_none(conf.DURATION))
+    every: timedelta | float | None = conf.option(conf.DURATION)
     note: ClassVar[str] = gettext_noop("rows that are done are open again")
 
     def __post_init__(self) -> None:

@@ -4,7 +4,6 @@ A setting is read at the moment of use. What a value must be is judged in one pl
 verbs and commands.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -19,6 +18,9 @@ V = TypeVar("V")
 
 #: The largest batch anyone may ask for.
 MAX_BATCH_SIZE = 1000
+
+#: No number is larger: what has more than 64 bits is an error in every database.
+MOST = 10**18
 
 #: No lease, pause or wait is longer: what lies behind the calendars of the databases would be stored as NULL.
 LONGEST = timedelta(days=36500)
@@ -63,9 +65,9 @@ def or_none(kind: Kind[V]) -> Kind[V | None]:
     return Kind(expected, lambda value: None if value is None else kind.read(value))
 
 
-def whole_number(least: int = 1, most: float = math.inf) -> Kind[int]:
+def whole_number(least: int = 1, most: int = MOST) -> Kind[int]:
     """Return the kind of the whole numbers from *least* to *most*."""
-    expected = f"a whole number from {least}{' on' if most == math.inf else f' to {most}'}"
+    expected = f"a whole number from {least}{' on' if most == MOST else f' to {most}'}"
     return accepting(expected, lambda value: type(value) is int and least <= value <= most)
 
 
@@ -88,8 +90,8 @@ def mapping_of(expected: str, accepts: Callable[[Any, Any], bool]) -> AnyKind:
 
 
 def option(kind: AnyKind, **more: Any) -> Any:
-    """Return a field of a dataclass for values of *kind*, by default None; *more* is for ``dataclasses.field``."""
-    return field(metadata={"kind": kind}, **(more or {"default": None}))
+    """Return a field of a dataclass for values of *kind*, and without a default in *more* also for None."""
+    return field(metadata={"kind": kind if more else or_none(kind)}, **(more or {"default": None}))
 
 
 def check_options(options: Any) -> None:
@@ -132,12 +134,14 @@ DURATION = Kind(
 BATCH_SIZE = whole_number(most=MAX_BATCH_SIZE)
 #: A number that may be left out.
 NUMBER_OR_NONE = or_none(whole_number())
+NUMBER = accepting("a number", _is_number)
+COLUMN = accepting("the name of one column", _matches(".+"))
 FLAG = accepting("True or False", lambda value: isinstance(value, bool))
 #: ``auto`` takes the best claim of each database; the others are for comparison and old servers.
 CLAIM_STRATEGIES = ("auto", "update_limit")
 
 #: A number with a digit that is not 0, and a unit of time.
-_RATE = r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?/[smhd]"
+_RATE = r"(?=[0-9.]*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?/[smhd]"
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]"
 #: Two times that differ.
 _HOURS = rf"(?P<opens>{_TIME})-(?!(?P=opens))({_TIME}|24:00)"
@@ -236,11 +240,9 @@ def problems() -> Iterator[tuple[str, str]]:
         yield f"{SETTING} must be a dictionary, not {given!r:.200}.", f"{SETTING} = {{}}"
         return
     for name, value in given.items():
-        if name not in _SETTINGS:
-            known = ", ".join(sorted(_SETTINGS))
-            yield f"{SETTING} has no key {name!r}.", f"Known keys: {known}."
-            continue
         try:
             _checked(name, value)
+        except KeyError:
+            yield f"{SETTING} has no key {name!r}.", f"Known keys: {', '.join(sorted(_SETTINGS))}."
         except ValueError as error:
             yield str(error), f'{SETTING} = {{"{name}": {DEFAULTS[name]!r}}}  # the default'

@@ -157,6 +157,8 @@ def _answer(error: BaseException | None, depth: int = 0) -> tuple[Code | None, M
 
 # Retries
 
+_RETRIES = conf.or_none(conf.whole_number(least=0))
+
 #: Set on a connection while nobody waits over it for the same lock again.
 WAITS_ONCE = "_taskclaim_waits_once"
 
@@ -209,6 +211,9 @@ class retry_on_contention:
     atomic: bool = True
     #: False passes a lock timeout on at once, to a caller who can go around the lock.
     lock_timeouts: bool = True
+
+    def __post_init__(self) -> None:
+        _RETRIES.check(self.retries, "retries")
 
     def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
         """Return ``function`` wrapped so that each call of it is retried."""

@@ -41,27 +41,27 @@ class Handler(Policy):
 
     model: type[models.Model]
     function: Callable[..., Any]
-    own_batch_size: int | None = conf.option(conf.or_none(conf.BATCH_SIZE))
-    own_timeout: timedelta | None = conf.option(conf.or_none(conf.DURATION))
+    own_batch_size: int | None = conf.option(conf.BATCH_SIZE)
+    own_timeout: timedelta | None = conf.option(conf.DURATION)
     #: A written ``timeout=None``.
     unlimited: bool = False
     update_fields: Collection[str] = ()
     #: The function gets the rows of a claim together, and answers for each.
-    batch: bool = False
+    batch: bool = conf.option(conf.FLAG, default=False)
     #: The function and the completion share one transaction.
-    atomic: bool = False
+    atomic: bool = conf.option(conf.FLAG, default=False)
     #: How many calls of a coroutine function may be under way in one process.
     concurrency: int = conf.option(conf.whole_number(), default=CONCURRENCY)
     health_checks: Sequence[Callable[[str], str | None]] = conf.option(
         conf.list_of("a list of functions", callable), default=()
     )
     queryset: Rows | None = conf.option(
-        conf.or_none(accepting("a queryset", lambda rows: isinstance(rows, models.QuerySet)))
+        accepting("a queryset", lambda rows: isinstance(rows, models.QuerySet))
     )
     #: The function gets the sources of the rows, which are companions.
     gets_sources: bool = False
     #: A statement that adds rows wakes idle workers, where the database can do that.
-    wake_up: bool = False
+    wake_up: bool = conf.option(conf.FLAG, default=False)
 
     @property
     def name(self) -> str:
@@ -198,9 +198,8 @@ def _register(
     given_model: object, function: Callable[..., object], options: HandlerOptions
 ) -> None:
     if not apps.models_ready:
-        raise AppRegistryNotReady(
-            "Django loads this module before all models are there. Put the handler into the app's claims.py."
-        )
+        text = "Django loads this module before all models are there."
+        raise AppRegistryNotReady(f"{text} Put the handler into the app's claims.py.")
     if unknown := sorted(options.keys() - HandlerOptions.__annotations__.keys()):
         known = ", ".join(sorted(HandlerOptions.__annotations__))
         raise TypeError(f"@handler has no option {', '.join(unknown)}. It has {known}.")
@@ -211,13 +210,8 @@ def _register(
     columns.claim_columns(model)
     names = {one.name.removeprefix("own_"): one.name for one in fields(Handler)}
     given: dict[str, Any] = {names[option]: value for option, value in options.items()}
-    new = Handler(
-        model,
-        function,
-        unlimited=options.get("timeout", 0) is None,
-        gets_sources=columns.is_companion(model),
-        **given,
-    )
+    given["unlimited"] = options.get("timeout", 0) is None
+    new = Handler(model, function, gets_sources=columns.is_companion(model), **given)
     checked_results(model, new.update_fields)
     if new.queryset is not None:
         refuse_unclaimable(new.queryset)
@@ -230,9 +224,8 @@ def _register(
         raise TypeError(f"{new.name} {mistake}.")
     old = policies.get(model)
     if isinstance(old, Handler) and old.name != new.name:
-        raise ImproperlyConfigured(
-            f"{model._meta.label} has the handler {old.name}; {new.name} is a second one."
-        )
+        text = f"{model._meta.label} has the handler {old.name}; {new.name} is a second one."
+        raise ImproperlyConfigured(text)
     policies[model] = new
     if new.wake_up:
         called_for.add(columns.claim_columns(model).owner)
@@ -243,9 +236,8 @@ def _model_of(given: object) -> type[models.Model]:
     if not (inspect.isclass(given) and issubclass(given, models.Model)):
         raise TypeError(f"@handler takes a model, such as @handler(Photo), not {given!r:.200}.")
     if given._meta.abstract:
-        raise TypeError(
-            f"{given.__name__} is abstract and has no rows. Write a line for each model that inherits from it."
-        )
+        text = "is abstract and has no rows. Write a line for each model that inherits from it."
+        raise TypeError(f"{given.__name__} {text}")
     return given
 
 

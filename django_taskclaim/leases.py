@@ -85,13 +85,11 @@ class named_lease:
         using: str | None = None,
     ) -> None:
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise ValueError(
-                f"A lease is named by a text of 1 to 200 characters, not {name!r:.300}."
-            )
+            text = "A lease is named by a text of 1 to 200 characters"
+            raise ValueError(f"{text}, not {name!r:.300}.")
         self.name = name
-        self.lease = (
-            conf.duration("LEASE") if lease is None else conf.DURATION.check(lease, "lease")
-        )
+        own_or_usual = conf.setting("LEASE") if lease is None else lease
+        self.lease = conf.DURATION.check(own_or_usual, "lease")
         self.using = using or router.db_for_write(NamedLease)
         self._wait = conf.DURATION.check(wait, "wait") if wait else timedelta()
         #: What decides is never read from a replica.

@@ -62,10 +62,10 @@ class Verdict:
 class Policy:
     """The rules of one model's claims; a field left None follows the settings, read at the moment of use."""
 
-    own_lease: timedelta | None = conf.option(conf.or_none(conf.DURATION))
-    own_max_attempts: int | None = conf.option(conf.NUMBER_OR_NONE)
+    own_lease: timedelta | None = conf.option(conf.DURATION)
+    own_max_attempts: int | None = conf.option(conf.whole_number())
     own_backoff: Backoff | None = conf.option(
-        conf.or_none(accepting("a function of the number of failures", callable))
+        accepting("a function of the number of failures", callable)
     )
     #: What errors of these classes mean, and of their subclasses that are not named themselves.
     errors: Mapping[type[BaseException], Rule] = conf.option(
@@ -87,17 +87,13 @@ class Policy:
     )
     #: How many rows all who claim may claim in a time, how many may be processing at once, and at which hours of the
     #: day rows are claimed; what is stored for the model goes before these.
-    rate: str | None = conf.option(conf.or_none(conf.RATE))
-    max_running: int | None = conf.option(conf.NUMBER_OR_NONE)
-    hours: str | None = conf.option(conf.or_none(conf.HOURS))
+    rate: str | None = conf.option(conf.RATE)
+    max_running: int | None = conf.option(conf.whole_number())
+    hours: str | None = conf.option(conf.HOURS)
     #: The column whose rows of one value are claimed one by one and in order.
-    serial_by: str | None = conf.option(
-        conf.or_none(
-            accepting("the name of one column", lambda name: name and isinstance(name, str))
-        )
-    )
+    serial_by: str | None = conf.option(conf.COLUMN)
     #: Whether a row that failed keeps those behind it back until it is reset.
-    failed_blocks: bool = True
+    failed_blocks: bool = conf.option(conf.FLAG, default=True)
 
     def __post_init__(self) -> None:
         conf.check_options(self)
@@ -107,9 +103,8 @@ class Policy:
                 " open again and again, and the others would never have their turn."
             )
         if self.serial_by is not None and "?" in self.order_by:
-            raise ValueError(
-                f"serial_by={self.serial_by!r} needs an order that stays the same, and '?' is none."
-            )
+            text = "needs an order that stays the same, and '?' is none."
+            raise ValueError(f"serial_by={self.serial_by!r} {text}")
 
     @property
     def lease(self) -> timedelta:

@@ -108,9 +108,8 @@ def set_overrides(
     sense, TypeError for a name that is none, ``SwitchError`` if a database could not be reached.
     """
     if unknown := sorted(set(overrides).difference(OVERRIDES)):
-        raise TypeError(
-            f"There is no override {', '.join(unknown)}; there are {', '.join(OVERRIDES)}."
-        )
+        text = f"There is no override {', '.join(unknown)}"
+        raise TypeError(f"{text}; there are {', '.join(OVERRIDES)}.")
     values = {name: as_stored(name, value) for name, value in overrides.items()}
     _write(model, using, {**values, "set_at": DatabaseNow(), "set_by": by[:200]})
 

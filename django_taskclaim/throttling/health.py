@@ -48,7 +48,8 @@ class Sql:
     def __init__(
         self, statement: str, *, at_most: float, name: str = "", using: str | None = None
     ) -> None:
-        self.statement, self.at_most, self.using = statement, at_most, using
+        self.statement, self.using = statement, using
+        self.at_most = conf.NUMBER.check(at_most, "at_most")
         self.name = name or " ".join(statement.split())[:80]
 
     def __call__(self, using: str) -> str | None:

@@ -43,6 +43,8 @@ def test_functions_that_do_nothing_yet_are_refused() -> None:
         with pytest.raises(TypeError):
             retry_on_contention()(function)
         assert Retriable(SimpleNamespace(method=function)).method is function
+    with pytest.raises(ValueError, match="retries must be a whole number from 0 on"):
+        retry_on_contention(retries=-1)
 
 
 # The proxy
