@@ -108,6 +108,8 @@ class ClaimCommand(BaseCommand):
             return super().execute(*args, **options)
         except ImproperlyConfigured as error:
             raise UsageError(str(error)) from error
+        except OSError as error:
+            raise CommandError(str(error)) from error
         except (Error, TaskClaimError) as error:
             refuse(lacking(self.where))
             raise CommandError(first_line(error)) from error
@@ -193,8 +195,7 @@ class RowsCommand(ClaimCommand):
             left = f"; {counted(rest, 'row')} left as found" if rest > 0 else ""
             self.stdout.write(self.style.SUCCESS(f"{done}{left}."))
             if number:
-                facts = {"by": by, "reason": reason, "using": alias}
-                record_action(model, action.name, rows=number, **facts)
+                record_action(model, action.name, rows=number, by=by, reason=reason, using=alias)
         if refused := refusals(model, alias, since=began):
             raise CommandError("\n".join(map(str, refused)))
 
@@ -245,8 +246,10 @@ def claimable_model(text: str) -> Model:
     except (LookupError, ValueError) as error:
         labels = [model._meta.label for model in claimable_models()]
         nearest = listed(get_close_matches(text, labels, cutoff=0)) or "none"
-        known = f"the installed models most like it are {nearest}"
-        raise ArgumentTypeError(f"there is no model {text!r}; {known}") from error
+        app, dot, _ = text.partition(".")
+        asked = f" (is {app!r} in INSTALLED_APPS?)" if dot and app not in apps.app_configs else ""
+        known = f"{asked}; the installed models most like it are {nearest}"
+        raise ArgumentTypeError(f"there is no model {text!r}{known}") from error
     except TypeError as error:
         raise ArgumentTypeError(f"the model {text} cannot be claimed: {error}") from error
     return model

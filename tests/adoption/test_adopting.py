@@ -1,5 +1,6 @@
 """``claimadopt`` and the migrations it writes: the same table as a new one, and nobody's past done again."""
 
+from resource import RLIMIT_FSIZE, getrlimit, setrlimit
 from typing import Any
 
 import pytest
@@ -104,7 +105,7 @@ def test_a_mixin_that_has_grown_gets_what_it_lacks(project: Project, parcel: Any
 
 
 def test_what_it_cannot_adopt_is_refused_with_a_sentence(project: Project) -> None:
-    """A column of the user's own, a table that no migration makes, one that Django does not manage."""
+    """A column of the user's own, a table that no migration makes, one that Django does not manage, a full disk."""
     for label, sentence in {
         "adoption.Taken": r"adoption\.Taken has had status before.*Prefixed",
         "adoption.New": r"run manage\.py makemigrations",
@@ -112,4 +113,11 @@ def test_what_it_cannot_adopt_is_refused_with_a_sentence(project: Project) -> No
     }.items():
         with pytest.raises(CommandError, match=sentence):
             project.adopt(label)
+    before = getrlimit(RLIMIT_FSIZE)
+    setrlimit(RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(CommandError, match="File too large"):
+            project.adopt("adoption.Parcel")
+    finally:
+        setrlimit(RLIMIT_FSIZE, before)
     assert project.files == ["0001_initial"]

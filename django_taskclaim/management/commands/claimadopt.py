@@ -42,7 +42,13 @@ class Command(ClaimCommand):
         meta, loader = claim_columns(model).owner._meta, MigrationLoader(None)
         for file in _files(meta.app_label, loader, _steps(model, loader, existing)):
             (step,) = file.migration.operations
-            Path(file.path).write_text(_source(file), encoding="utf-8")
+            path = Path(file.path)
+            try:
+                path.write_text(_source(file), encoding="utf-8")
+            except OSError:
+                # Half a migration would stop every command of the project.
+                path.unlink(missing_ok=True)
+                raise
             self.stdout.write(f"{file.filename}: {step.describe()}")
         # All apps are migrated: claims read the switch in a table of our own.
         self.stdout.write("Next, in this order:")

@@ -38,12 +38,9 @@ class Command(RowsCommand):
             raise UsageError("--paused opens paused rows only; run it apart.")
         action = RESUME_ROWS if paused else RESET
         states = [*named] or [Status.PAUSED if paused else Status.FAILED]
-        self.perform(
-            action,
-            " or ".join(named.get(state, state.value) for state in states),
-            in_state(claim_columns(self.where[0][0]), *states),
-            [str(LOSE)] if options["running"] else [],
-            # Of rows chosen through a join the verb alone looks at the state again, once it has them locked.
-            how=dict.fromkeys(named.values(), True),
-            **options,
-        )
+        which = " or ".join(named.get(state, state.value) for state in states)
+        condition = in_state(claim_columns(self.where[0][0]), *states)
+        warnings = [str(LOSE)] if options["running"] else []
+        # Of rows chosen through a join the verb alone looks at the state again, once it has them locked.
+        how = dict.fromkeys(named.values(), True)
+        self.perform(action, which, condition, warnings, how, **options)

@@ -174,10 +174,8 @@ class Command(ClaimCommand):
             try:
                 lines = [head, "", *self._lines(self._look(exact=False))]
             except Error as error:
-                known = dict.fromkeys(
-                    line for one in lacking(self.where) for line in (one.msg, one.hint)
-                )
-                lines = [head, "", *(known or map(plain, str(error).splitlines()))]
+                known = (line for one in lacking(self.where) for line in (one.msg, one.hint))
+                lines = [head, "", *(dict.fromkeys(known) or map(plain, str(error).splitlines()))]
             # What the screen has no room for is left out: scrolled away, it would stay above.
             shown = "\n".join(lines[: shutil.get_terminal_size().lines - 1])
             self.stdout.write(f"{CLEAR}{shown}{WRAP}")

@@ -84,8 +84,7 @@ class Command(ClaimCommand):
         text = "first part of the holder's name in the table (worker)"
         add("--name", type=holder_name, default="worker", help=text)
         text = "touch this file every few seconds while all is well, for a liveness probe"
-        # A handler may change the directory.
-        add("--health-file", type=os.path.abspath, metavar="PATH", help=text)
+        add("--health-file", type=writable_file, metavar="PATH", help=text)
 
     def every_model(self, database: str | None) -> list[Model]:
         models = models_with_handler()
@@ -102,15 +101,10 @@ class Command(ClaimCommand):
             text = f"This platform ({sys.platform}) supervises no processes; add --in-process."
             raise UsageError(text)
         if threading.current_thread() is not threading.main_thread():
-            raise UsageError(
-                "A worker handles signals, so it needs the main thread of its process."
-            )
-        refuse(
-            found
-            for found in check_project()
-            if found.is_serious() and not found.is_silenced()
-            if not models or found.obj in (None, *models)
-        )
+            text = "A worker handles signals, so it needs the main thread of its process."
+            raise UsageError(text)
+        serious = (one for one in check_project() if one.is_serious() and not one.is_silenced())
+        refuse(one for one in serious if not models or one.obj in (None, *models))
         using, *more = sorted({alias for _, alias in self.where})
         if more:
             text = f"These models live on {using}, {', '.join(more)}"
@@ -166,6 +160,15 @@ class Command(ClaimCommand):
             f" with {counted(worker.threads, 'thread')} each and at most {most} database connections. Ctrl-C stops."
         )
         self.stdout.flush()
+
+
+def writable_file(text: str) -> str:
+    """Return the full path of a file that can be written, or made, for a handler may change the directory."""
+    path = os.path.abspath(text)
+    place = path if os.path.exists(path) else os.path.join(os.path.dirname(path), "")
+    if os.path.isdir(path) or not os.access(place, os.W_OK):
+        raise ArgumentTypeError(f"{text!r} is no file that can be written; does its folder exist?")
+    return path
 
 
 def holder_name(text: str) -> str:
