@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakSet
 
-from django.db import models
+from django.db import IntegrityError, models
 from django.db.models import F
 
 from django_taskclaim.claim import Claim, carried_claim, clock, show, standing_claim
@@ -45,8 +45,8 @@ def split_largest(target: RangeTarget, at_least: int = WORTH_SPLITTING) -> bool:
 def split(target: RangeTarget, pk: object, at_least: int = 1) -> bool:
     """Split the open or running range *pk* in the middle of what is left; the tail is a new open range.
 
-    Returns False and changes nothing if either part would have fewer than *at_least* rows, or if the range stays locked
-    for longer than CHUNK_WAIT.
+    Returns False and changes nothing if either part would have fewer than *at_least* rows, if the range stays locked
+    for longer than CHUNK_WAIT, or if the tail may not have what the user's own columns of the range hold.
     """
     # Without a lock first, so that the holder of a range that is too small never waits for this.
     seen = target.ranges.filter(pk=pk).first()
@@ -54,7 +54,7 @@ def split(target: RangeTarget, pk: object, at_least: int = 1) -> bool:
         return False
     try:
         return run(target.claims, partial(_split, target, pk, at_least), lock_wait=CHUNK_WAIT)
-    except RetriesExhausted:
+    except (RetriesExhausted, IntegrityError):
         return False
 
 

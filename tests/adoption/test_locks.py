@@ -74,7 +74,7 @@ def test_what_broke_off_between_two_statements_is_taken_up_again(
 
 @instant_only
 def test_rows_that_others_add_while_it_waits_are_open(project: Project, parcel: Any) -> None:
-    """Whoever waited for the columns may keep the table in use for long."""
+    """A reader that waited for the columns may keep the table in use for long."""
     project.adopt("adoption.Parcel", "--existing", "complete")
     waits = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND state LIKE %s"
     entered, leave = threading.Event(), threading.Event()

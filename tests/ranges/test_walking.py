@@ -213,6 +213,16 @@ def test_the_running_range_with_most_rows_left_is_split() -> None:
     assert_seamless(IntRange)
 
 
+def test_a_range_with_a_value_that_no_other_may_have_stays_whole() -> None:
+    fill(UuidRange, 20)
+    UuidRange.objects.plan()
+    UuidRange.objects.update(name="mine")
+    range_ = claimed(UuidRange)
+    assert not split(UuidRange)
+    assert sum(map(work, range_.rows())) == 20
+    assert UuidRange.objects.get().rows_done == 20
+
+
 @pytest.mark.skipif(not connection.features.has_select_for_update, reason="needs two writers")
 def test_a_split_waits_for_the_chunk_under_way_and_splits_what_is_left() -> None:
     """It does not move the end of a range below the rows that a chunk has done."""

@@ -231,6 +231,8 @@ class IntRange(RangeMixin, TaskMixin):
 class UuidRange(TaskMixin, RangeMixin):
     source = "testapp.UuidSource"
 
+    name = models.CharField(max_length=40, null=True, unique=True)
+
 
 class TextRange(RangeMixin, PrefixedTaskMixin):
     source = TextSource
