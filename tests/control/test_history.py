@@ -17,7 +17,7 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.management.base import acting
 from tests.commands import lapsed, run, table_away
 from tests.factories import make, make_claimed
-from tests.querysets.support import clock, set_raw
+from tests.querysets.support import expire
 from tests.testapp.models import Child, CompositeKey, Photo, UuidKey
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -45,8 +45,7 @@ def test_each_step_of_a_row_is_kept_in_order(model: Any) -> None:
     model.objects.pause_rows()
     model.objects.resume_rows()
     (expired,) = model.objects.claim_batch(1)
-    set_raw(expired, "expires_at", clock("-1 HOUR"))
-    assert model.objects.release_expired() == 1
+    expire(expired)
     (row,) = model.objects.claim_batch(1)
     row.claim.hand_over("user:2")
     (row,) = model.objects.holdings("user:2")

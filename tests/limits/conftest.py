@@ -9,7 +9,6 @@ from django.utils import timezone
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import RateLevel
 from tests.querysets.conftest import (  # noqa: F401 - fixtures
-    let_lease_lapse,
     nothing_learned,
     repeatable_read,
     rule,

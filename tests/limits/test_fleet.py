@@ -15,7 +15,7 @@ from django_taskclaim.switch import set_overrides
 from tests.commands import shell
 from tests.factories import make
 from tests.limits.conftest import beside, claimed, pass_time
-from tests.querysets.support import ROW_LOCKS, Rule, at_once, execute
+from tests.querysets.support import ROW_LOCKS, Rule, at_once, execute, lapse
 from tests.testapp.models import Child, CompositeKey, Parent, Photo
 from tests.worker.conftest import wait_until
 
@@ -27,9 +27,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("nothing_learned")]
 
 @pytest.mark.usefixtures("strategy")
 @pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
-def test_no_more_rows_run_at_once_for_all_holders_together(
-    model: Any, rule: Rule, let_lease_lapse: Any
-) -> None:
+def test_no_more_rows_run_at_once_for_all_holders_together(model: Any, rule: Rule) -> None:
     make(model, 9)
     first = model.objects.claim_batch(2, claimed_by="user:17")
     rule(model, max_running=3)
@@ -38,7 +36,7 @@ def test_no_more_rows_run_at_once_for_all_holders_together(
     first[0].claim.complete()
     assert len(model.objects.claim_batch(7)) == 1
     # What a dead worker held counts until it is put back.
-    let_lease_lapse(list(model.objects.filter(status="processing")))
+    lapse(list(model.objects.filter(status="processing")))
     assert model.objects.claim_batch(7) == []
     model.objects.release_expired()
     assert len(model.objects.claim_batch(7)) == 3

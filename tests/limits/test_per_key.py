@@ -7,7 +7,7 @@ import pytest
 
 from django_taskclaim.handlers import handler
 from tests.factories import make
-from tests.querysets.support import Rule, names
+from tests.querysets.support import Rule, lapse, names
 from tests.testapp.models import (
     Author,
     Child,
@@ -31,9 +31,7 @@ def countries(rows: Any) -> dict[str, int]:
     # Of a child, a column of the table that the claim columns are on.
     [(Parcel, "n"), (Child, "counter"), (ChildOwnsClaim, "extra"), (CompositeKey, "tenant")],
 )
-def test_no_more_rows_of_a_key_run_at_once(
-    model: Any, column: str, rule: Rule, let_lease_lapse: Any
-) -> None:
+def test_no_more_rows_of_a_key_run_at_once(model: Any, column: str, rule: Rule) -> None:
     """For any holder; what a dead worker held counts until it is put back."""
     rule(model, limit_per={column: 2})
     make(model, 7, **{column: lambda i: str(i // 3)})
@@ -45,7 +43,7 @@ def test_no_more_rows_of_a_key_run_at_once(
     done.claim.complete()
     (again,) = model.objects.claim_batch(7)
     assert str(getattr(again, column)) == "0"
-    let_lease_lapse([row for row in first if row is not done])
+    lapse([row for row in first if row is not done])
     assert model.objects.claim_batch(7) == []
     assert model.objects.release_expired() == 4
     assert len(model.objects.claim_batch(7)) == 4

@@ -13,7 +13,7 @@ from django_taskclaim.policy import Policy, policies
 from tests.factories import DIFFERENT
 from tests.proxy import commits  # noqa: F401
 from tests.querysets import models  # noqa: F401 - known before the databases are made
-from tests.querysets.support import Rival, clock, set_raw
+from tests.querysets.support import Rival
 from tests.testapp.models import Child, ChildOwnsClaim, CompositeKey, Photo
 
 pytest.register_assert_rewrite("tests.querysets.completing", "tests.querysets.late_writes")
@@ -58,17 +58,6 @@ def kind_of_table(request: pytest.FixtureRequest) -> Iterator[Any]:
     model, strategy = request.param
     with override_settings(TASKCLAIM={"CLAIM_STRATEGY": strategy}):
         yield model
-
-
-@pytest.fixture
-def let_lease_lapse() -> Callable[[Any], None]:
-    """Move the expiry of rows into the past of the database's own clock."""
-
-    def lapse(rows: Any) -> None:
-        for row in rows if isinstance(rows, (list, tuple)) else [rows]:
-            set_raw(row, "expires_at", clock("-1 HOUR"))
-
-    return lapse
 
 
 @pytest.fixture

@@ -17,9 +17,8 @@ from tests.waiting import wait_until
 #: Seconds after which a state that is awaited will not come any more, however busy the machine is.
 DEADLINE = 120
 
-#: Fixtures: gives a model a policy, lets leases lapse, and counts statements.
+#: Fixtures: gives a model a policy, and counts statements.
 Rule = Callable[..., None]
-Lapse = Callable[[Any], None]
 NoQueries = Callable[..., Any]
 
 ROW_LOCKS = connection.features.has_select_for_update
@@ -167,15 +166,25 @@ def clock(offset: str, using: str = "default") -> str:
     }[connections[using].vendor]
 
 
+def lapse(rows: Any) -> None:
+    """Move the expiry of one row or many into the past of the database's own clock."""
+    for row in rows if isinstance(rows, (list, tuple)) else [rows]:
+        set_raw(row, "expires_at", clock("-1 HOUR"))
+
+
+def expire(row: Any) -> None:
+    """Let the lease of the row end and the reaper put it back."""
+    lapse(row)
+    assert type(row).objects.release_expired() == 1
+
+
 # Others
 
 
 def lose(row: Any, to: str = "user:next") -> Any:
     """Let the lease lapse, the reaper act and another holder claim the row; return it as that one has it."""
-    model = type(row)
-    set_raw(row, "expires_at", clock("-1 HOUR"))
-    assert model.objects.release_expired() == 1
-    (taken,) = model.objects.claim_batch(1, claimed_by=to)
+    expire(row)
+    (taken,) = type(row).objects.claim_batch(1, claimed_by=to)
     assert taken.pk == row.pk
     return taken
 

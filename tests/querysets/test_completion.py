@@ -20,6 +20,7 @@ from tests.querysets.support import (
     Rule,
     clock,
     elsewhere,
+    expire,
     facts,
     fresh,
     has,
@@ -119,8 +120,7 @@ def test_a_completion_that_waited_for_the_reaper_has_lost(
     rule(model, completion=POLICIES[how])
     (row,) = make_claimed(model, 1)
     with transaction.atomic():
-        set_raw(row, "expires_at", clock("-1 HOUR"))
-        assert model.objects.release_expired() == 1
+        expire(row)
         completing = elsewhere(lambda: model.objects.complete([row]))
     with pytest.raises(ClaimLost):
         completing.result(DEADLINE)

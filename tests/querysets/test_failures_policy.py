@@ -16,7 +16,7 @@ from django_taskclaim.switch import paused_by, resume
 from django_taskclaim.testing import run_due
 from tests.factories import make, make_claimed
 from tests.querysets.late_writes import claimed
-from tests.querysets.support import Lapse, Rule, clock, execute, facts, lose, table_of
+from tests.querysets.support import Rule, clock, execute, expire, facts, lose, table_of
 from tests.testapp.models import Child, ClaimOnly, Parent, Photo, PhotoProxy, UuidKey
 
 pytestmark = pytest.mark.django_db
@@ -139,17 +139,10 @@ def test_delays_and_rules_that_make_no_sense_are_refused() -> None:
 # Tries that ended by expiry
 
 
-def expire(row: Any, lapse: Lapse) -> None:
-    lapse(row)
-    assert type(row).objects.release_expired() == 1
-
-
-def test_expiries_and_failures_are_counted_together_and_other_returns_are_not(
-    rule: Rule, let_lease_lapse: Lapse
-) -> None:
+def test_expiries_and_failures_are_counted_together_and_other_returns_are_not(rule: Rule) -> None:
     rule(Photo, max_attempts=3, backoff=lambda failures: 0)
     row = claimed(Photo)
-    expire(row, let_lease_lapse)
+    expire(row)
     for give_back in (lambda row: row.fail(RetryLater(0)), lambda row: row.release()):
         (row,) = Photo.objects.claim_batch(1)
         give_back(row)
@@ -162,15 +155,15 @@ def test_expiries_and_failures_are_counted_together_and_other_returns_are_not(
 
 @pytest.mark.promise(10)
 def test_without_the_retry_columns_every_way_back_counts_and_a_reset_leaves_one_try(
-    rule: Rule, let_lease_lapse: Lapse
+    rule: Rule,
 ) -> None:
     rule(ClaimOnly, max_attempts=4)
     row = claimed(ClaimOnly)
     ways: list[Callable[[Any], Any]] = [
-        lambda row: expire(row, let_lease_lapse),
+        expire,
         lambda row: row.claim.fail("x"),
         lambda row: row.claim.fail(RetryLater(5)),
-        lambda row: expire(row, let_lease_lapse),
+        expire,
     ]
     seen = []
     for way in ways:

@@ -11,7 +11,7 @@ from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.fields import NEVER_WAITED
 from tests.factories import make, make_claimed
 from tests.querysets.late_writes import claimed
-from tests.querysets.support import Lapse, Rule, clock, facts, has, keys, names, set_raw
+from tests.querysets.support import Rule, clock, expire, facts, has, keys, lapse, names, set_raw
 from tests.testapp.models import Child, ClaimOnly, CompositeKey, Photo, PrefixedOwnStatus
 
 pytestmark = pytest.mark.django_db
@@ -111,11 +111,11 @@ def test_only_a_reset_that_names_it_opens_a_row_again(model: Any) -> None:
 
 
 @pytest.mark.parametrize("model", [Photo, Child, CompositeKey])
-def test_a_verb_over_a_queryset_keeps_to_its_filter(model: Any, let_lease_lapse: Lapse) -> None:
+def test_a_verb_over_a_queryset_keeps_to_its_filter(model: Any) -> None:
     make(model, 4, note=lambda i: "mine" if i % 2 else "yours")
     yours = model._base_manager.filter(note="yours")
     mine = model.objects.filter(note="mine")
-    let_lease_lapse(model.objects.claim_batch(4))
+    lapse(model.objects.claim_batch(4))
     for verb in ("release_expired", "pause_rows", "resume_rows"):
         before = [facts(row) for row in yours]
         assert getattr(mine, verb)() == 2, verb
@@ -132,17 +132,15 @@ def test_a_verb_over_a_queryset_keeps_to_its_filter(model: Any, let_lease_lapse:
 
 @pytest.mark.promise(1)
 @MODELS
-def test_an_expired_row_of_a_worker_goes_back_charged_and_a_live_one_stays(
-    model: Any, let_lease_lapse: Lapse
-) -> None:
+def test_an_expired_row_of_a_worker_goes_back_charged_and_a_live_one_stays(model: Any) -> None:
     """Until the reaper acts the token stands, for ``renew`` as for every verb."""
     row, live, *late = make_claimed(model, 5)
     assert model.objects.release_expired() == 0
-    let_lease_lapse(late)
+    lapse(late)
     assert model.objects.renew(late[:1]) == 1
     late[1].claim.complete()
     late[2].claim.fail("late, but first")
-    let_lease_lapse(row)
+    lapse(row)
     assert keys(model._default_manager.expired()) == [row.pk]
     assert model.objects.release_expired() == 1
     now = facts(row)
@@ -154,22 +152,19 @@ def test_an_expired_row_of_a_worker_goes_back_charged_and_a_live_one_stays(
 
 
 @pytest.mark.promise(10)
-def test_a_row_is_failed_only_by_the_expiry_of_a_claim_that_it_had_alone(
-    rule: Rule, let_lease_lapse: Lapse
-) -> None:
+def test_a_row_is_failed_only_by_the_expiry_of_a_claim_that_it_had_alone(rule: Rule) -> None:
     """The last try under a shared claim goes back uncharged, and the row is then claimed alone."""
     rule(Photo, max_attempts=1)
     make(Photo, 4)
     quarantined = Photo.objects.claim_batch(2)
-    let_lease_lapse(quarantined)
+    lapse(quarantined)
     assert Photo.objects.release_expired() == 2
     assert {(facts(row).status, facts(row).attempts) for row in quarantined} == {("open", 0)}
     batches = [rows for _ in range(4) if (rows := Photo.objects.claim_batch(10))]
     assert sorted(len(batch) for batch in batches) == [1, 1, 2]
     alone = [row for batch in batches if len(batch) == 1 for row in batch]
     assert set(alone) == set(quarantined)
-    let_lease_lapse(alone[0])
-    assert Photo.objects.release_expired() == 1
+    expire(alone[0])
     now = facts(alone[0])
     assert (now.status, now.attempts, now.claimed_by) == ("failed", 1, alone[0].claimed_by)
     assert now.error_class
@@ -177,14 +172,11 @@ def test_a_row_is_failed_only_by_the_expiry_of_a_claim_that_it_had_alone(
 
 
 @pytest.mark.parametrize("model", [Photo, ClaimOnly])
-def test_an_expired_row_of_a_person_is_never_charged(
-    model: Any, rule: Rule, let_lease_lapse: Lapse
-) -> None:
+def test_an_expired_row_of_a_person_is_never_charged(model: Any, rule: Rule) -> None:
     rule(model, max_attempts=1)
     row = claimed(model, claimed_by="user:17")
     for _ in range(2):
-        let_lease_lapse(row)
-        assert model.objects.release_expired() == 1
+        expire(row)
         assert (facts(row).status, getattr(facts(row), "attempts", 0)) == ("open", 0)
         assert getattr(facts(row), "not_before", NEVER_WAITED) == NEVER_WAITED
         model.objects.claim_batch(1, claimed_by="user:17")
@@ -194,9 +186,7 @@ def test_an_expired_row_of_a_person_is_never_charged(
 
 
 @pytest.mark.promise(1, 3, 4)
-def test_iteration_never_decreases_and_no_token_is_issued_twice(
-    shape: Any, rule: Rule, let_lease_lapse: Lapse
-) -> None:
+def test_iteration_never_decreases_and_no_token_is_issued_twice(shape: Any, rule: Rule) -> None:
     """One holder, one row, every way back to open: each claim has a token of its own."""
     rule(shape, max_attempts=99, backoff=lambda failures: 0)
     (row,) = make(shape)
@@ -204,7 +194,7 @@ def test_iteration_never_decreases_and_no_token_is_issued_twice(
     ways_back: list[Callable[[Any], Any]] = [
         lambda row: row.claim.release(),
         lambda row: row.claim.fail("again"),
-        lambda row: (let_lease_lapse(row), objects.release_expired()),
+        lambda row: (lapse(row), objects.release_expired()),
         lambda row: objects.reset(running=True),
         lambda row: (row.claim.complete(), objects.reset(complete=True)),
         lambda row: (row.claim.fail("for good", retry=False), objects.reset()),
@@ -224,9 +214,7 @@ def test_iteration_never_decreases_and_no_token_is_issued_twice(
 
 
 @MODELS
-def test_filters_and_progress_tell_the_states_of_the_rows(
-    model: Any, let_lease_lapse: Lapse
-) -> None:
+def test_filters_and_progress_tell_the_states_of_the_rows(model: Any) -> None:
     make(model, 6)
     mine, theirs, bad, later, done = [
         model.objects.claim_batch(1, claimed_by=f"user:{number}")[0] for number in range(5)
@@ -234,7 +222,7 @@ def test_filters_and_progress_tell_the_states_of_the_rows(
     bad.claim.fail("bad", retry=False)
     done.claim.complete()
     later.claim.release(delay=600)
-    let_lease_lapse(theirs)
+    lapse(theirs)
     manager = model.objects
     assert keys(manager.held_by("user:0")) == [mine.pk]
     assert keys(manager.expired()) == [theirs.pk]

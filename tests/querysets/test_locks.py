@@ -11,7 +11,7 @@ from django_taskclaim.exceptions import ClaimLost
 from tests.factories import make, make_claimed
 from tests.querysets.late_writes import twin
 from tests.querysets.models import Label, Labelled
-from tests.querysets.support import DEADLINE, ROW_LOCKS, Lapse, elsewhere, facts, fresh, held_open
+from tests.querysets.support import DEADLINE, ROW_LOCKS, elsewhere, facts, fresh, held_open, lapse
 from tests.testapp.models import Child, Photo
 
 pytestmark = [
@@ -30,11 +30,11 @@ def in_time(function: Callable[[], Any]) -> Any:
 @pytest.mark.promise(7)
 @TABLES
 def test_the_reaper_frees_all_rows_but_locked_ones_which_count_against_no_limit(
-    model: Any, rival: Any, let_lease_lapse: Lapse
+    model: Any, rival: Any
 ) -> None:
     """Otherwise the first rows of a frozen worker would keep a limited reaper from all the others."""
     rows = make_claimed(model, 6)
-    let_lease_lapse(rows)
+    lapse(rows)
     rival.lock(rows[0], rows[1])
     assert in_time(lambda: model.objects.release_expired(limit=2)) == 2
     assert in_time(model.objects.release_expired) == 2
@@ -47,11 +47,11 @@ def test_the_reaper_frees_all_rows_but_locked_ones_which_count_against_no_limit(
     "verb", ["release_expired", "pause_rows", "reset", "take_back", "fail_rows"]
 )
 def test_one_locked_row_does_not_keep_the_rows_of_later_chunks_waiting(
-    verb: str, rival: Any, let_lease_lapse: Lapse
+    verb: str, rival: Any
 ) -> None:
     rows = make_claimed(Photo, 25)
     if verb == "release_expired":
-        let_lease_lapse(rows)
+        lapse(rows)
     elif verb == "pause_rows":
         Photo.objects.release(rows)
     elif verb == "reset":
@@ -131,14 +131,14 @@ def test_inserting_a_child_row_does_not_wait_for_a_claim_of_its_parent() -> None
 
 
 @pytest.mark.promise(1, 3, 4)
-def test_of_a_completion_and_the_reaper_one_wins(let_lease_lapse: Lapse) -> None:
+def test_of_a_completion_and_the_reaper_one_wins() -> None:
     row, late = make_claimed(Photo, 2)
-    let_lease_lapse(row)
+    lapse(row)
     with transaction.atomic():
         row.claim.complete()
         assert in_time(Photo.objects.release_expired) == 0
     assert facts(row).status == "complete"
-    let_lease_lapse(late)
+    lapse(late)
     with held_open(Photo.objects.release_expired) as freed:
         assert freed == 1
         completing = elsewhere(lambda: Photo.objects.complete([late]))

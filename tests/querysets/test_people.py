@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 from django_taskclaim.exceptions import ClaimLost
 from django_taskclaim.switch import pause, resume
 from tests.factories import make
-from tests.querysets.support import DEADLINE, ROW_LOCKS, Lapse, at_once, elsewhere, facts, keys
+from tests.querysets.support import DEADLINE, ROW_LOCKS, at_once, elsewhere, facts, keys, lapse
 from tests.testapp.models import Author, Child, OrderedByForeignKey, Photo, PhotoProxy
 from tests.testapp.odd_models import Label, Labelled
 
@@ -30,7 +30,7 @@ def ask(rows: Any, limit: int, who: str = "user:17", **options: Any) -> list[Any
 
 
 @pytest.mark.promise(1, 2)
-def test_the_same_rows_come_back_topped_up(kind_of_table: Any, let_lease_lapse: Lapse) -> None:
+def test_the_same_rows_come_back_topped_up(kind_of_table: Any) -> None:
     model = kind_of_table
     make(model, 8)
     first, again = ask(model, 3), ask(model, 3)
@@ -45,7 +45,7 @@ def test_the_same_rows_come_back_topped_up(kind_of_table: Any, let_lease_lapse: 
     assert len(fewer) == 3
     assert set(keys(fewer)) <= set(keys(again))
     # A lapsed lease that nobody took is extended again.
-    let_lease_lapse(again)
+    lapse(again)
     assert keys(ask(model, 5)) == keys(again)
     assert model.objects.release_expired() == 0
     # Without include_held a request gets others: a claim read back by the name alone would return these five.
@@ -72,11 +72,11 @@ def test_a_lease_is_extended_and_never_shortened(model: Any) -> None:
 
 
 @pytest.mark.promise(3)
-def test_a_row_that_was_put_back_comes_with_a_new_token(let_lease_lapse: Lapse) -> None:
+def test_a_row_that_was_put_back_comes_with_a_new_token() -> None:
     """One holder, rows of different iterations: each carries the token that stands."""
     make(Photo, 3)
     rows = ask(Photo, 3)
-    let_lease_lapse(rows[1])
+    lapse(rows[1])
     Photo.objects.release_expired()
     again = ask(Photo, 3)
     iterations = {row.pk: row.claim.token.iteration for row in again}

@@ -9,10 +9,10 @@ from django_taskclaim.querysets.reaper import Reaper
 from tests.commands import in_each_state, table_away
 from tests.factories import make_claimed
 from tests.querysets.support import (
-    Lapse,
     clock,
     execute,
     facts,
+    lapse,
     set_raw,
     stored,
     table_of,
@@ -64,12 +64,10 @@ def test_rows_come_back_whose_key_no_statement_may_write(time: Time) -> None:
 
 
 @pytest.mark.promise(7)
-def test_rows_of_the_dead_come_back_and_the_living_keep_theirs(
-    time: Time, let_lease_lapse: Lapse
-) -> None:
+def test_rows_of_the_dead_come_back_and_the_living_keep_theirs(time: Time) -> None:
     """What expires while others are waited for has a wait of its own, and not two."""
     dead, later, alive = make_claimed(Photo, 3)
-    let_lease_lapse([dead, alive])
+    lapse([dead, alive])
     reaper = Reaper(Photo, "default")
     assert put_back(reaper, time, 5) == 0
     alive.claim.renew()
@@ -87,12 +85,10 @@ def test_rows_of_the_dead_come_back_and_the_living_keep_theirs(
 
 @pytest.mark.promise(12)
 @pytest.mark.parametrize("seconds", [60, 60 * 60 * 24])
-def test_silences_and_errors_begin_the_wait_again(
-    time: Time, let_lease_lapse: Lapse, seconds: int
-) -> None:
+def test_silences_and_errors_begin_the_wait_again(time: Time, seconds: int) -> None:
     """Nobody could renew while the database, or this process, stood still."""
     row, dead = make_claimed(Photo, 2)
-    let_lease_lapse([row, dead])
+    lapse([row, dead])
     reaper = Reaper(Photo, "default")
     assert put_back(reaper, time, 2) == 0
     time.now += seconds
@@ -106,9 +102,9 @@ def test_silences_and_errors_begin_the_wait_again(
 
 
 @pytest.mark.promise(7)
-def test_a_call_that_reached_its_limit_is_repeated(time: Time, let_lease_lapse: Lapse) -> None:
+def test_a_call_that_reached_its_limit_is_repeated(time: Time) -> None:
     """However many rows the dead held, and however long their leases were."""
-    let_lease_lapse(make_claimed(Photo, 5))
+    lapse(make_claimed(Photo, 5))
     reaper = Reaper(Photo, "default", lease=lambda: timedelta(hours=1))
     while not reaper.turn(2):
         time.now += 1

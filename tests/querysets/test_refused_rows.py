@@ -12,7 +12,7 @@ from django_taskclaim.querysets.claiming import bare
 from tests.factories import make
 from tests.meanwhile import column_away
 from tests.querysets.refusing import FROZEN, SAID, WAYS, refused
-from tests.querysets.support import facts, keys, quoted
+from tests.querysets.support import facts, keys, lapse, quoted
 from tests.testapp.models import Photo, ReservedWords
 from tests.testapp.odd_models import ChildOfTwo, TwoParents
 
@@ -121,13 +121,11 @@ def test_a_renewal_extends_all_others(caplog: Any) -> None:
     assert Photo.objects.complete(rows) == 9
 
 
-def test_the_reaper_and_operators_change_all_others(
-    settings: Any, caplog: Any, let_lease_lapse: Any
-) -> None:
+def test_the_reaper_and_operators_change_all_others(settings: Any, caplog: Any) -> None:
     settings.TASKCLAIM = {"CHUNK_SIZE": 5}
     photos(17, 3, 16)
     rows = Photo.objects.claim_batch(17)
-    let_lease_lapse(rows)
+    lapse(rows)
     with refused(Photo):
         assert Photo.objects.release_expired(5) == 5
         assert Photo.objects.release_expired() == 10

@@ -23,7 +23,7 @@ from django_taskclaim.signals import (
 )
 from tests.factories import make, make_claimed
 from tests.meanwhile import autocommit_off, connected
-from tests.querysets.support import facts, keys, lose
+from tests.querysets.support import facts, keys, lapse, lose
 from tests.testapp.models import Child, Photo, PhotoProxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -105,7 +105,7 @@ def test_a_receiver_that_raises_stops_nothing_with_autocommit_or_without() -> No
 
 
 def test_the_reaper_signals_keys_and_outcomes_and_logs_them_once_committed(
-    let_lease_lapse: Callable[[Any], None], rule: Callable[..., None], caplog: Any
+    rule: Callable[..., None], caplog: Any
 ) -> None:
     """It loads no instances, so that a dead worker's thousands cost nothing."""
     found: dict[str, set[Any]] = {}
@@ -119,7 +119,7 @@ def test_the_reaper_signals_keys_and_outcomes_and_logs_them_once_committed(
     rule(Photo, max_attempts=2, backoff=lambda failures: 0)
     rows = make_claimed(Photo, 2)
     (person,) = make_claimed(Photo, claimed_by="user:17")
-    let_lease_lapse([*rows, person])
+    lapse([*rows, person])
     with connected(rows_expired, receiver):
         for undone in (True, False):
             with transaction.atomic():
@@ -129,7 +129,7 @@ def test_the_reaper_signals_keys_and_outcomes_and_logs_them_once_committed(
         assert found == {"charged": {row.pk for row in rows}, "uncharged": {person.pk}}
         for outcome in ("quarantined", "failed"):
             (row,) = Photo.objects.filter(pk=rows[0].pk).claim_batch(1)
-            let_lease_lapse(row)
+            lapse(row)
             Photo.objects.release_expired()
             assert found[outcome] == {row.pk}
     assert logged()[-1] == "ERROR"

@@ -14,7 +14,7 @@ from django_taskclaim.indexes import ClaimIndex
 from django_taskclaim.taking import take
 from tests.doctor.support import doctor_text, problems
 from tests.factories import make
-from tests.querysets.support import clock, set_raw
+from tests.querysets.support import expire
 
 if not apps.is_installed("tests.surroundings.app"):
     pytest.skip("needs partitions, and triggers in PL/pgSQL", allow_module_level=True)
@@ -36,8 +36,7 @@ def test_the_life_of_rows(model: Any) -> None:
     done.claim.complete(update_fields=["counter"])
     given.claim.release()
     failed.claim.fail("no", retry=False)
-    set_raw(late, "expires_at", clock("-1 HOUR"))
-    assert model.objects.release_expired() == 1
+    expire(late)
     with pytest.raises(ClaimLost):
         late.claim.complete()
     late.note = "too late"
