@@ -57,7 +57,7 @@ from django_taskclaim.completion import Archive
 from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.fields import ClaimColumn, PriorityField
 from django_taskclaim.formatting import format_duration, listed
-from django_taskclaim.handlers import WAITS_PER_LEASE, Handler, handler_for
+from django_taskclaim.handlers import Handler, handler_for
 from django_taskclaim.models import ClaimBase, RangeMixin
 from django_taskclaim.monitoring.server import server_for
 from django_taskclaim.monitoring.server.base import TAG, message
@@ -268,8 +268,11 @@ def _lease(handler: Handler) -> Iterator[CheckMessage]:
 
 def _one_writer(handler: Handler) -> Iterator[CheckMessage]:
     """Look at atomic handlers where an open transaction keeps everybody else from writing."""
-    alias, most = router.db_for_write(handler.model), handler.lease / WAITS_PER_LEASE
-    if handler.blocks_writers(alias) and (handler.timeout is None or handler.timeout > most):
+    alias, most = router.db_for_write(handler.model), handler.lease / 4
+    if not (handler.atomic and is_supported(connections[alias])):
+        return
+    has_one_writer = dialect_for(connections[alias]).has_one_writer
+    if has_one_writer and (handler.timeout is None or handler.timeout > most):
         text = (
             f"{handler.name} is atomic, and {connections[alias].display_name} has one writer: while a row runs, no"
             f" lease on the database {alias!r} can be renewed, no row claimed and none completed."

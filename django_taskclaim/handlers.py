@@ -9,14 +9,13 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from django.apps import apps
 from django.core.exceptions import AppRegistryNotReady, ImproperlyConfigured
-from django.db import connections, models
+from django.db import models
 from django.db.models.expressions import Combinable
 
 from django_taskclaim import columns, conf
 from django_taskclaim.awaitables import is_coroutine_function, name_of
 from django_taskclaim.completion import Archive, Clear, CompletionOption, Mark
 from django_taskclaim.conf import accepting
-from django_taskclaim.db import dialect_for, is_supported
 from django_taskclaim.db.notify import called_for
 from django_taskclaim.limits.key_limits import limits_of_policy
 from django_taskclaim.policy import Backoff, Policy, Rule, policies, policy_for
@@ -27,9 +26,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Calls of a coroutine function that are under way in one process, where the handler names no number.
 CONCURRENCY = 10
-
-#: How often in a lease an atomic handler may block all other writers of a database that has one writer.
-WAITS_PER_LEASE = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,11 +89,6 @@ class Handler(Policy):
         """How long one row may run; None for ever."""
         usual: timedelta | None = conf.setting("TIMEOUT")
         return None if self.unlimited else self.own_timeout or usual
-
-    def blocks_writers(self, alias: str) -> bool:
-        """Say whether nobody else can write while a row runs, so that no lease can be renewed."""
-        connection = connections[alias]
-        return self.atomic and is_supported(connection) and dialect_for(connection).has_one_writer
 
     def rows(self, using: str | None = None) -> Any:
         """Return the queryset that claims start from: the handler's own, or the model's default manager."""
