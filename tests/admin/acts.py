@@ -22,6 +22,7 @@ from tests.admin.room import (
     chosen,
     command_url,
     group_of,
+    in_states,
     overview,
     perform,
     photos,
@@ -143,7 +144,7 @@ ACTS = [
 ]
 
 
-def scene(boss: Client, in_states: Any) -> Rows:
+def scene(boss: Client) -> Rows:
     """Make rows in all states and two workers, one of which has fallen silent with a row; they stay so for an hour."""
     rows: Rows = in_states(Photo)
     set_raw(rows["processing"], "claimed_by", f"'{SILENT}#1'")

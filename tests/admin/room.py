@@ -16,6 +16,7 @@ from django.utils.http import urlencode
 from django_taskclaim.control.models import OperatorAct
 from django_taskclaim.models import WorkerProcess
 from tests.factories import make
+from tests.querysets.support import clock, set_raw
 from tests.testapp.models import Photo
 
 WORKER, SILENT = "worker@web-1:41", "worker@web-2:42"
@@ -133,6 +134,24 @@ def worker(name: str = WORKER, *, silent: bool = False, **facts: Any) -> WorkerP
     seen_at = now - timedelta(minutes=2 if silent else 0)
     values |= {"started_at": now - timedelta(hours=1), "seen_at": seen_at}
     return WorkerProcess.objects.create(name=name, **(values | facts))
+
+
+def in_states(model: Any) -> dict[str, Any]:
+    """Make one row of the model in each state."""
+    paused = make(model, 6)[0]
+    model.objects.filter(pk=paused.pk).pause_rows()
+    complete, failed, expired, processing, waiting = model.objects.claim_batch(5)
+    complete.claim.complete()
+    failed.claim.fail(LookupError("no such picture"), retry=False)
+    set_raw(expired, "expires_at", clock("-1 HOUR"))
+    waiting.claim.fail(ValueError("try again"))
+    found = {"paused": paused, "complete": complete, "failed": failed}
+    found |= {"expired": expired, "processing": processing}
+    if any(field.name.endswith("not_before") for field in model._meta.concrete_fields):
+        set_raw(waiting, "not_before", clock("+270 SECOND"))
+        found["waiting"] = waiting
+    (found["open"],) = make(model)
+    return found
 
 
 def failed(n: int, error: Any = "no width", model: Any = Photo, **values: Any) -> list[Any]:

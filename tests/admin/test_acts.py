@@ -25,6 +25,7 @@ from tests.admin.room import (
     chosen,
     failed,
     group_of,
+    in_states,
     perform,
     photos,
     recorded,
@@ -42,8 +43,8 @@ pytestmark = [pytest.mark.once, pytest.mark.django_db(databases=["default", "oth
 
 
 @pytest.fixture
-def rows(boss: Client, in_states: Any) -> Any:
-    return scene(boss, in_states)
+def rows(boss: Client) -> Any:
+    return scene(boss)
 
 
 def changed(before: dict[str, Any], rows: Any) -> dict[str, Any]:
@@ -134,9 +135,9 @@ def perform_and_compare(act: Act, ada: Client, rows: Any) -> None:
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
 def test_the_acts_of_every_view_do_the_same_under_atomic_requests(
-    boss: Client, in_states: Any, monkeypatch: pytest.MonkeyPatch
+    boss: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ada, rows, one_of_each = somebody(name="ada", is_superuser=True), scene(boss, in_states), {}
+    ada, rows, one_of_each = somebody(name="ada", is_superuser=True), scene(boss), {}
     for act in ACTS:
         view = resolve(act.where(rows).partition("?")[0])
         one_of_each[view.view_name, view.kwargs.get("page"), "reason" in act.typed] = act
@@ -145,13 +146,11 @@ def test_the_acts_of_every_view_do_the_same_under_atomic_requests(
         for alias in connections:
             patch.setitem(connections[alias].settings_dict, "ATOMIC_REQUESTS", True)
         for act in one_of_each.values():
-            perform_and_compare(act, ada, scene(boss, in_states))
+            perform_and_compare(act, ada, scene(boss))
             clear()
 
 
-def test_without_the_control_app_the_models_own_permissions_count(
-    in_states: Any, settings: Any
-) -> None:
+def test_without_the_control_app_the_models_own_permissions_count(settings: Any) -> None:
     settings.INSTALLED_APPS = [
         name for name in settings.INSTALLED_APPS if name != "django_taskclaim.control"
     ]
@@ -168,7 +167,7 @@ def test_without_the_control_app_the_models_own_permissions_count(
 
 
 @pytest.mark.parametrize("model", [ClaimOnly, UuidKey, TextKey, PrefixedOwnStatus, Child])
-def test_buttons_and_actions_find_rows_by_any_key(boss: Client, in_states: Any, model: Any) -> None:
+def test_buttons_and_actions_find_rows_by_any_key(boss: Client, model: Any) -> None:
     rows = in_states(model)
     late = boss.get(act_on(model, "release", rows["complete"]))
     assert "Nothing can be done: this is for rows in the state running." in text_of(late)
@@ -182,7 +181,7 @@ def test_buttons_and_actions_find_rows_by_any_key(boss: Client, in_states: Any, 
     assert said(answer).endswith("2 running, 1 complete, 2 paused.")
 
 
-def test_a_row_in_back_off_runs_at_the_moment_that_is_typed(boss: Client, in_states: Any) -> None:
+def test_a_row_in_back_off_runs_at_the_moment_that_is_typed(boss: Client) -> None:
     rows = in_states(Photo)
     assert act_on(Photo, "run", rows["open"]) not in boss.get(address(Photo)).content.decode()
     perform(boss, act_on(Photo, "run", rows["waiting"]), {"at": "2036-07-01T00:00"})
@@ -221,9 +220,7 @@ def test_what_takes_too_long_goes_on_when_pressed_again(
 
 @pytest.mark.promise(3)
 @pytest.mark.parametrize("act", ["release", "fail", "reset"])
-def test_a_running_row_is_taken_only_when_the_operator_says_so(
-    boss: Client, in_states: Any, act: str
-) -> None:
+def test_a_running_row_is_taken_only_when_the_operator_says_so(boss: Client, act: str) -> None:
     """Its holder then gets ``ClaimLost``."""
     row = in_states(Photo)["processing"]
     where, before = act_on(Photo, act, row), stored(row)

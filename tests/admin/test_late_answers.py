@@ -11,7 +11,7 @@ from django.test import Client
 
 from django_taskclaim.admin import actions
 from django_taskclaim.switch import overrides_of, pause, paused_by, set_overrides
-from tests.admin.room import act_on, form_of, perform, photos, recorded, said, text_of
+from tests.admin.room import act_on, form_of, in_states, perform, photos, recorded, said, text_of
 from tests.factories import make
 from tests.querysets.support import facts, stored
 from tests.testapp.models import Photo
@@ -52,7 +52,7 @@ def complete(row: Any) -> None:
     ],
 )
 def test_a_late_answer_changes_nothing_and_shows_the_row_as_it_is_now(
-    boss: Client, in_states: Any, begin: str, act: str, meanwhile: Callable[[Any], None], state: str
+    boss: Client, begin: str, act: str, meanwhile: Callable[[Any], None], state: str
 ) -> None:
     row = in_states(Photo)[begin]
     url = act_on(Photo, act, row)
@@ -81,7 +81,7 @@ def test_an_answer_to_another_page_or_to_none_asks_first(boss: Client) -> None:
 
 @pytest.mark.parametrize("extra", [{}, {"total": Count("pk")}])
 def test_a_row_that_changes_between_the_look_and_the_act_is_left_alone(
-    boss: Client, in_states: Any, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]
+    boss: Client, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]
 ) -> None:
     """The answer was compared already; the statement that acts compares again, under an aggregate too."""
     row, usual = in_states(Photo)["processing"], actions.run_action

@@ -23,6 +23,7 @@ from tests.admin.room import (
     command_url,
     failed,
     group_of,
+    in_states,
     overview,
     perform,
     photos,
@@ -98,9 +99,7 @@ def test_a_row_that_the_user_may_not_change_or_see_stays_as_it_is(boss: Client) 
 
 
 @pytest.mark.parametrize("action", ROW_ACTIONS, ids=lambda action: action.slug)
-def test_no_action_changes_a_row_that_the_user_may_not_change(
-    boss: Client, in_states: Any, action: Action
-) -> None:
+def test_no_action_changes_a_row_that_the_user_may_not_change(boss: Client, action: Action) -> None:
     rows = in_states(HiddenRows)
     HiddenRows.objects.update(note="fixed")
     before = [stored(row) for row in rows.values()]

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django_taskclaim.admin import mixin
 from django_taskclaim.admin.display import STATES
 from django_taskclaim.control.models import ClaimEvent
-from tests.admin.room import act_on, address, overview, perform, text_of
+from tests.admin.room import act_on, address, in_states, overview, perform, text_of
 from tests.factories import make
 from tests.querysets.support import facts, names, set_raw, stored
 from tests.testapp.admin import PrefixedAdmin
@@ -32,9 +32,7 @@ def listed(client: Client, query: str = "") -> list[Any]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_state_is_shown_in_the_list_and_on_the_page(
-    boss: Client, in_states: Any, model: Any
-) -> None:
+def test_every_state_is_shown_in_the_list_and_on_the_page(boss: Client, model: Any) -> None:
     rows = in_states(model)
     page = text_of(boss.get(address(model)))
     for kind, row in rows.items():
@@ -43,9 +41,7 @@ def test_every_state_is_shown_in_the_list_and_on_the_page(
 
 
 @pytest.mark.parametrize("use_tz", [True, False])
-def test_holder_lease_tries_and_error_are_shown_in_plain_words(
-    boss: Client, in_states: Any, use_tz: bool
-) -> None:
+def test_holder_lease_tries_and_error_are_shown_in_plain_words(boss: Client, use_tz: bool) -> None:
     with override_settings(USE_TZ=use_tz):
         rows = in_states(Photo)
         set_raw(rows["processing"], "claimed_by", "'worker-3@web-2:811#abc'")
@@ -131,9 +127,7 @@ def test_scripts_in_key_holder_error_and_reason_stay_text(boss: Client) -> None:
 
 @pytest.mark.promise(3)
 @pytest.mark.parametrize("model", MODELS)
-def test_a_stale_or_forged_form_changes_no_claim_column(
-    boss: Client, in_states: Any, model: Any
-) -> None:
+def test_a_stale_or_forged_form_changes_no_claim_column(boss: Client, model: Any) -> None:
     """The page was opened when the row was open and is sent, claim columns added, when another holds it."""
     row = in_states(model)["processing"]
     url = address(model, "change", quote(row.pk))
@@ -157,7 +151,7 @@ def test_a_row_is_added_open_whatever_the_form_says(boss: Client) -> None:
     assert (facts(row).status, facts(row).claimed_by) == ("open", None)
 
 
-def test_an_edited_list_writes_the_users_columns_only(boss: Client, in_states: Any) -> None:
+def test_an_edited_list_writes_the_users_columns_only(boss: Client) -> None:
     row = in_states(UuidKey)["processing"]
     before = stored(row)
     formset = boss.get(address(UuidKey)).context["cl"].formset
@@ -187,7 +181,7 @@ def test_an_edited_list_writes_the_users_columns_only(boss: Client, in_states: A
     ],
 )
 def test_a_filter_shows_the_rows_that_it_names(
-    boss: Client, in_states: Any, query: str, kinds: set[str] | None
+    boss: Client, query: str, kinds: set[str] | None
 ) -> None:
     rows = in_states(Photo)
     wanted = rows if kinds is None else {kind: rows[kind] for kind in kinds}
@@ -209,7 +203,7 @@ def test_a_filter_of_the_users_stays_beside_ours(
     assert "open 3" not in text_of(page)
 
 
-def test_a_list_that_is_searched_has_no_counts_of_states(boss: Client, in_states: Any) -> None:
+def test_a_list_that_is_searched_has_no_counts_of_states(boss: Client) -> None:
     in_states(Photo)
     for query, words in (
         ("?_facets=True", "failed 1 paused 1 Failed with LookupError Reset all failed rows"),
