@@ -8,6 +8,7 @@ import pytest
 from django.db import DatabaseError, transaction
 
 from django_taskclaim.claim import carried_claim
+from django_taskclaim.querysets import isolating
 from django_taskclaim.querysets.claiming import bare
 from tests.factories import make
 from tests.meanwhile import column_away
@@ -137,6 +138,14 @@ def test_the_reaper_and_operators_change_all_others(settings: Any, caplog: Any) 
         assert Photo.objects.resume_rows() == 15
         assert Photo.objects.fail_rows("no more of them") == 15
         assert Photo.objects.reset() == 15
+
+
+def test_an_operator_is_not_kept_waiting_by_many_refused_rows() -> None:
+    """The tenth one ends the verb with the error of the database."""
+    photos(40, *range(40))
+    with refused(Photo), pytest.raises(DatabaseError):
+        Photo.objects.pause_rows()
+    assert len(isolating.remembered) == isolating.MOST_ROWS
 
 
 def test_an_operators_text_that_no_row_can_store_is_stored_in_escapes(caplog: Any) -> None:
