@@ -51,7 +51,7 @@ class CompanionQuerySet(ClaimQuerySet[M]):
         INSERT … SELECT where both tables are on one database. Otherwise, or with *chunk_size*, the sources are taken in
         chunks in the order of their key. Each chunk is committed, so a call that breaks off is simply repeated.
 
-        Raises TypeError for what is no filtered queryset of the source model.
+        Raises TypeError for what is no filtered queryset of the source model, and for rows that lie in several tables.
         """
         self._for_write = True
         return Population(self.model, self.db, sources).run(chunk_size)
@@ -164,6 +164,10 @@ class Population:
         self.link = source_link(model)
         self.target = ClaimTarget.of(model, alias)
         self.owner = self.target.columns.owner
+        if self.owner._meta.parents or not self.target.is_owner:
+            raise TypeError(
+                f"A row of {model._meta.label} lies in several tables, and populate() fills one; save() each row."
+            )
         self.sources = _checked(sources, self.link, alias)
         #: The columns of a companion beside its source's key.
         self.others: list[AnyField] = [
@@ -255,10 +259,14 @@ def _checked(sources: object, link: SourceLink, alias: str) -> Rows:
 
 
 def _made_in_python(field: Any) -> bool:
-    """Say whether each row gets a value of its own from Python, as ``default=uuid4`` or ``auto_now`` do."""
+    """Say whether each row gets a value of its own from Python, as ``default=uuid4`` or ``auto_now`` do.
+
+    The ``pre_save()`` of a field that is not Django's may make one, too.
+    """
     if field.has_db_default():
         return False
     stamped = getattr(field, "auto_now", False) or getattr(field, "auto_now_add", False)
+    stamped = stamped or not type(field).pre_save.__module__.startswith("django.db.")
     return bool(stamped or (field.has_default() and callable(field.default)))
 
 

@@ -1,13 +1,13 @@
 """Adopting a table in use: who reads and writes it is not kept waiting, and what broke off is taken up again."""
 
 import logging
-import threading
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, connection
 
 from django_taskclaim.adoption import operations
 from django_taskclaim.exceptions import RetriesExhausted
@@ -76,26 +76,16 @@ def test_what_broke_off_between_two_statements_is_taken_up_again(
 def test_rows_that_others_add_while_it_waits_are_open(project: Project, parcel: Any) -> None:
     """A reader that waited for the columns may keep the table in use for long."""
     project.adopt("adoption.Parcel", "--existing", "complete")
-    waits = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND state LIKE %s"
-    entered, leave = threading.Event(), threading.Event()
-
-    def read_for_long() -> None:
-        with transaction.atomic():
-            execute("SELECT address FROM adoption_parcel")
-            entered.set()
-            leave.wait(DEADLINE)
-
-    try:
-        with held_open(lambda: execute("SELECT COUNT(*) FROM adoption_parcel")):
+    waiting = "state LIKE '%%metadata lock' AND db = DATABASE()"
+    waiting = f"SELECT COUNT(*) = %s FROM information_schema.processlist WHERE {waiting}"
+    with ExitStack() as reading:
+        with held_open(read := lambda: execute("SELECT 1 FROM adoption_parcel")):
             migration = elsewhere(project.migrate, "0002")
-            wait_until(lambda: value_of(waits, ["%metadata lock"]) == 1)
-            reading = elsewhere(read_for_long)
-            wait_until(lambda: value_of(waits, ["%metadata lock"]) == 2)
-        assert entered.wait(DEADLINE)
+            wait_until(lambda: value_of(waiting, [1]))
+            reader = elsewhere(reading.enter_context, held_open(read))
+            wait_until(lambda: value_of(waiting, [2]))
+        reader.result(DEADLINE)
         execute("INSERT INTO adoption_parcel (address) VALUES ('new')")
-    finally:
-        leave.set()
-    reading.result(DEADLINE)
     migration.result(DEADLINE)
     assert parcel.objects.get(address="new").status == "open"
 

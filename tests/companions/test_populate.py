@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, models, transaction
+from django.db.models.functions import Upper
+from django.test.utils import isolate_apps
 
 from django_taskclaim.companions import load_sources
 from tests.commands import run
@@ -120,11 +122,25 @@ def test_new_rows_wake_idle_workers(
     assert len(hooks) == 1
 
 
-def test_what_another_constraint_refuses_is_an_error() -> None:
-    """A row that is no duplicate is never left out silently."""
+class Stamped(models.CharField):  # type: ignore[type-arg]
+    def pre_save(self, model_instance: Any, add: bool) -> str:
+        return str(model_instance.source_id)
+
+
+def test_what_another_constraint_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is no duplicate is never left out silently; values that fields make when saved are no duplicates."""
     with pytest.raises(IntegrityError), transaction.atomic():
         TaskAudit.objects.populate(make_sources(TaskAudit, 2))
     assert TaskAudit.objects.count() == 0
+    monkeypatch.setattr(TaskAudit._meta.get_field("only"), "__class__", Stamped)
+    assert TaskAudit.objects.populate(make_sources(TaskAudit, 2)) == 2
+
+
+@isolate_apps("tests.companions.app")
+def test_a_companion_of_two_tables_is_refused() -> None:
+    deep: Any = type("Deep", (PageTask,), {"__module__": PageTask.__module__})
+    with pytest.raises(TypeError, match="several tables"):
+        deep.objects.populate(Page.objects.all())
 
 
 @pytest.mark.once
@@ -163,3 +179,10 @@ def test_a_source_that_its_base_manager_hides_is_not_gone(
     hiding.model = sources.model
     monkeypatch.setitem(vars(sources.model._meta), "base_manager", hiding)
     assert load_sources(companion.objects.claim_batch(10)) == []
+
+
+@pytest.mark.skipif(connection.vendor != "mysql", reason="compares texts byte for byte")
+def test_a_source_whose_key_is_spelled_otherwise_is_found() -> None:
+    PageTask.objects.populate(make_sources(PageTask, 2))
+    Page.objects.update(slug=Upper("slug"))
+    assert load_sources(PageTask.objects.claim_batch(10)) == []

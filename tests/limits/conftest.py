@@ -8,12 +8,7 @@ from django.utils import timezone
 
 from django_taskclaim.db import DatabaseLater
 from django_taskclaim.models import RateLevel
-from tests.querysets.conftest import (  # noqa: F401 - fixtures
-    nothing_learned,
-    repeatable_read,
-    rule,
-    strategy,
-)
+from tests.querysets.conftest import nothing_learned, rule, strategy  # noqa: F401 - fixtures
 from tests.testapp.models import Photo
 from tests.worker.conftest import start_worker  # noqa: F401 - a fixture
 

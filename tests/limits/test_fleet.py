@@ -104,18 +104,6 @@ def test_a_transaction_that_does_not_see_new_commits_is_refused(
     assert Photo.objects.open().count() == 2
 
 
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("repeatable_read")
-@pytest.mark.parametrize("limit", [{"max_running": 2}, {"limit_per": {"counter": 2}}])
-def test_claims_of_their_own_keep_to_limits_whatever_isolation_the_options_ask_for(
-    rule: Rule, limit: dict[str, Any]
-) -> None:
-    rule(Photo, **limit)
-    make(Photo, 5, counter=1)
-    found = at_once(*[lambda: Photo.objects.claim_batch(2)] * 4)
-    assert sum(map(len, found)) == 2
-
-
 # Rates
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from django.apps import apps
-from django.db import connection, connections
+from django.db import connection
 from django.test import override_settings
 
 from django_taskclaim import limits
@@ -89,23 +89,3 @@ def rival(transactional_db: None) -> Iterator[Rival]:
     yield session
     session.let_go()
     session.close()
-
-
-@pytest.fixture
-def repeatable_read() -> Iterator[None]:
-    """What OPTIONS may ask for, and what every connection of the test then has."""
-    if connection.vendor == "sqlite":
-        pytest.skip("one isolation level only")
-    level: Any = "repeatable read"
-    if connection.vendor == "postgresql":
-        from django.db.backends.postgresql.psycopg_any import IsolationLevel
-
-        level = IsolationLevel.REPEATABLE_READ
-    options = connections.settings["default"]["OPTIONS"]
-    connection.close()
-    options["isolation_level"] = level
-    del connections["default"]
-    yield
-    connection.close()
-    del options["isolation_level"]
-    del connections["default"]

@@ -3,10 +3,11 @@
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.db.models import Exists, OuterRef
 
 from django_taskclaim.db import dialect_for
@@ -163,9 +164,31 @@ def test_a_hostile_plan_makes_no_verb_write_more_rows_than_its_limit() -> None:
 # Isolation levels
 
 
+@pytest.fixture
+def repeatable_read() -> Iterator[None]:
+    """What OPTIONS may ask for, and what every connection of the test then has."""
+    if connection.vendor == "sqlite":
+        pytest.skip("one isolation level only")
+    level: Any = "repeatable read"
+    if connection.vendor == "postgresql":
+        from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+        level = IsolationLevel.REPEATABLE_READ
+    options = connections.settings["default"]["OPTIONS"]
+    connection.close()
+    options["isolation_level"] = level
+    del connections["default"]
+    yield
+    connection.close()
+    del options["isolation_level"]
+    del connections["default"]
+
+
 @pytest.mark.promise(1, 3)
-@pytest.mark.usefixtures("repeatable_read")
-def test_under_repeatable_read_claims_meet_and_losses_are_found(strategy: str) -> None:
+@pytest.mark.usefixtures("repeatable_read", "strategy")
+@pytest.mark.parametrize("limit", [{}, {"max_running": 300}])
+def test_under_repeatable_read_claims_meet_and_losses_are_found(rule: Any, limit: Any) -> None:
+    rule(Photo, **limit)
     claimable_rows(Photo, 300)
     claimed = at_once(*[lambda n=n: work_until_nothing_is_left(Photo, n) for n in range(4)])
     assert_each_once(claimed, 300)
