@@ -287,7 +287,13 @@ def _archive(handler: Handler) -> Iterator[CheckMessage]:
     model, archive = handler.model, handler.completion.to
     there = {field.attname for field in archive._meta.concrete_fields}
     parents = model._meta.parents.values()
-    lost = [
+    cascading = {
+        f"rows of {one.related_model._meta.label}"
+        for one in model._meta.related_objects
+        if one.on_delete is models.CASCADE
+    }
+    lost = [*sorted(cascading), *(field.name for field in model._meta.many_to_many)]
+    lost += [
         field.name
         for field in model._meta.concrete_fields
         if not (field.attname in there or field in parents)
@@ -295,5 +301,5 @@ def _archive(handler: Handler) -> Iterator[CheckMessage]:
     ]
     if lost:
         text = f"{archive._meta.label}, the archive of {handler.name}, lacks {listed(lost)}, which will be lost."
-        hint = 'Add the columns, or SILENCED_SYSTEM_CHECKS = ["taskclaim.W051"].'
+        hint = 'Add the columns, keep other rows by on_delete, or SILENCED_SYSTEM_CHECKS = ["taskclaim.W051"].'
         yield message("W051", text, hint, model)

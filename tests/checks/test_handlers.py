@@ -84,9 +84,10 @@ def test_an_archive_is_a_model_on_one_table(to: Any) -> None:
     [
         (Child, "delete", [], ""),
         (Photo, Clear(every=5), [], ""),
-        (Parcel, Archive(ParcelArchive), [], ""),
-        (Child, Archive(ChildArchive), [], ""),
-        (Parcel, Archive(ChildArchive), ["W051"], "lacks sender, n, weight"),
+        (ClaimOnly, Archive(ParcelArchive), [], ""),
+        (Parcel, Archive(ParcelArchive), ["W051"], "lacks rows of testapp.Stamp, which"),
+        (Child, Archive(ChildArchive), ["W051"], "lacks rows of testapp.GrandChild, which"),
+        (Parcel, Archive(ChildArchive), ["W051"], "lacks rows of testapp.Stamp, sender, n"),
     ],
 )
 def test_completion(model: Any, completion: Any, expected: list[str], part: str) -> None:
