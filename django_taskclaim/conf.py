@@ -235,11 +235,9 @@ def waiting_time(value: float | timedelta, what: str = "delay") -> timedelta:
 
 def problems() -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the dictionary, each with a hint, for the system checks."""
-    given = getattr(settings, SETTING, {})
-    if not isinstance(given, Mapping):
+    if not isinstance(given := getattr(settings, SETTING, {}), Mapping):
         yield f"{SETTING} must be a dictionary, not {given!r:.200}.", f"{SETTING} = {{}}"
-        return
-    for name, value in given.items():
+    for name, value in _given().items():
         try:
             _checked(name, value)
         except KeyError:

@@ -2,6 +2,7 @@
 
 import argparse
 import getpass
+import io
 import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
@@ -75,6 +76,12 @@ class ClaimCommand(BaseCommand):
 
     def __init_subclass__(cls) -> None:
         cls.help = sys.modules[cls.__module__].__doc__ or ""
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # A reason may have letters that the terminal, or the encoding of a pipe, has not.
+            sys.stdout.reconfigure(errors="backslashreplace")
+        super().run_from_argv(argv)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.formatter_class, add = HelpFormatter, parser.add_argument
@@ -191,8 +198,7 @@ class RowsCommand(ClaimCommand):
             # Also where it was stopped: that much is committed.
             number = totals[-1]
             done = f"{str(action.done).capitalize()} {counted(number, 'row')} of {label}"
-            rest = wanted - number
-            left = f"; {counted(rest, 'row')} left as found" if rest > 0 else ""
+            left = f"; {counted(wanted - number, 'row')} left as found" if wanted > number else ""
             self.stdout.write(self.style.SUCCESS(f"{done}{left}."))
             if number:
                 record_action(model, action.name, rows=number, by=by, reason=reason, using=alias)

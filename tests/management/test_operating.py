@@ -4,7 +4,8 @@ import signal
 import subprocess
 import sys
 from datetime import timedelta
-from typing import Any
+from io import TextIOWrapper
+from typing import Any, cast
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_a_pause_stops_claims_on_every_database_until_it_is_resumed(
     capsys: pytest.CaptureFixture[str], settings: Any
 ) -> None:
     make(Photo, 1)
-    why = ("--reason", "the server is down", "--by", "ann", "--until", "30m")
+    why = ("--reason", "the server is down ☃", "--by", "ann", "--until", "30m")
     # Possible while a check fails.
     settings.TASKCLAIM = {"LEASE": -1}
     assert typed(capsys, "claimpause", "testapp.Photo", *why)[0] == 0
@@ -81,11 +82,13 @@ def test_a_pause_stops_claims_on_every_database_until_it_is_resumed(
     for alias in ("default", "other"):
         switch = paused_by(Photo, using=alias)
         assert switch is not None
-        assert (switch.reason, switch.by) == ("the server is down", acting("ann"))
+        assert (switch.reason, switch.by) == ("the server is down ☃", acting("ann"))
         assert switch.until is not None
         assert switch.paused_at is not None
         assert switch.until - switch.paused_at == timedelta(minutes=30)
     assert Photo.objects.claim_batch(1) == []
+    cast("TextIOWrapper", sys.stdout).reconfigure(encoding="ascii")
+    assert "down \\u2603" in typed(capsys, "claimstatus", "testapp.Photo")[1]
     assert run("claimresume", "testapp.Photo") == "Resumed testapp.Photo.\n"
     assert len(Photo.objects.claim_batch(1)) == 1
     settings.DATABASE_ROUTERS = [_OnlyPhotosElsewhere()]

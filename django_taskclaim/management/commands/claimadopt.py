@@ -42,12 +42,11 @@ class Command(ClaimCommand):
         meta, loader = claim_columns(model).owner._meta, MigrationLoader(None)
         for file in _files(meta.app_label, loader, _steps(model, loader, existing)):
             (step,) = file.migration.operations
-            path = Path(file.path)
             try:
-                path.write_text(_source(file), encoding="utf-8")
+                Path(file.path).write_text(_source(file), encoding="utf-8")
             except OSError:
                 # Half a migration would stop every command of the project.
-                path.unlink(missing_ok=True)
+                Path(file.path).unlink(missing_ok=True)
                 raise
             self.stdout.write(f"{file.filename}: {step.describe()}")
         # All apps are migrated: claims read the switch in a table of our own.

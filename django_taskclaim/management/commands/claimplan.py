@@ -32,9 +32,8 @@ class Command(ClaimCommand):
         label = model._meta.label
         if not has_ranges(model):
             raise UsageError(f"{label} has no ranges; add RangeMixin to it.")
-        ranges: RangeQuerySet[Any] = RangeQuerySet(model, using=alias)
         try:
-            planned = ranges.plan(chunk_size=chunk_size)
+            planned = RangeQuerySet[Any](model, using=alias).plan(chunk_size=chunk_size)
         except (TypeError, ValueError) as error:
             raise CommandError(f"{label}: {first_line(error)}") from error
         self.stdout.write(f"Planned {counted(planned, 'range')} of {label}.")

@@ -34,8 +34,8 @@ class Command(ClaimCommand):
             link = source_link(model)
             sources = link.source._default_manager.using(link.alias_beside(alias))
             sources = sources.filter(*(condition_of(text, link.source) for text in filters))
-            rows: CompanionQuerySet[Any] = CompanionQuerySet(model, using=alias)
-            added = rows.populate(sources, chunk_size=CHUNK)
+            companions = CompanionQuerySet[Any](model, using=alias)
+            added = companions.populate(sources, chunk_size=CHUNK)
         except TypeError as error:
             raise UsageError(str(error)) from error
         self.stdout.write(f"Added {counted(added, 'row')} to {label}.")

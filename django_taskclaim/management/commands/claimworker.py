@@ -64,7 +64,7 @@ class Command(ClaimCommand):
     nothing = f"No such model has a handler: {HOW_TO_HANDLE}."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        number: dict[str, Any] = {"type": whole_number, "metavar": "N"}
+        number: dict[str, Any] = {"type": reader(conf.whole_number(most=1000)), "metavar": "N"}
         seconds: dict[str, Any] = {"type": duration, "metavar": "SECONDS"}
         add = parser.add_argument
         super().add_arguments(parser)
@@ -79,7 +79,7 @@ class Command(ClaimCommand):
         add("--poll", **seconds, help="pause between looks when nothing is due (1)")
         add("--grace", **seconds, help="how long running rows may go on after a signal (8)")
         add("--drain", action="store_true", help="end once nothing is open or processing")
-        add("--max-rows", **number, help="end after N rows, per process")
+        add("--max-rows", type=whole_number, metavar="N", help="end after N rows, per process")
         add("--max-time", **seconds, help="end after this long")
         text = "first part of the holder's name in the table (worker)"
         add("--name", type=holder_name, default="worker", help=text)
@@ -166,7 +166,7 @@ def writable_file(text: str) -> str:
     """Return the full path of a file that can be written, or made, for a handler may change the directory."""
     path = os.path.abspath(text)
     place = path if os.path.exists(path) else os.path.join(os.path.dirname(path), "")
-    if os.path.isdir(path) or not os.access(place, os.W_OK):
+    if "\0" in text or os.path.isdir(path) or not os.access(place, os.W_OK):
         raise ArgumentTypeError(f"{text!r} is no file that can be written; does its folder exist?")
     return path
 
