@@ -168,7 +168,9 @@ class Population:
             raise TypeError(
                 f"A row of {model._meta.label} lies in several tables, and populate() fills one; save() each row."
             )
-        self.sources = _checked(sources, self.link, alias)
+        # No companion can be linked to a source that has nothing in the linked column.
+        keyed = {f"{field.attname}__isnull": False for field in self.link.theirs if field.null}
+        self.sources = _checked(sources, self.link, alias).filter(**keyed)
         #: The columns of a companion beside its source's key.
         self.others: list[AnyField] = [
             field

@@ -10,7 +10,17 @@ from django.test.utils import isolate_apps
 
 from django_taskclaim.companions import load_sources
 from tests.commands import run
-from tests.companions.app.models import FarTask, Line, Page, PageCheck, PageTask, Task, TaskAudit
+from tests.companions.app.models import (
+    Draft,
+    DraftTask,
+    FarTask,
+    Line,
+    Page,
+    PageCheck,
+    PageTask,
+    Task,
+    TaskAudit,
+)
 from tests.companions.conftest import make_sources
 from tests.querysets.support import at_once, execute
 
@@ -134,6 +144,13 @@ def test_what_another_constraint_refuses_is_an_error(monkeypatch: pytest.MonkeyP
     assert TaskAudit.objects.count() == 0
     monkeypatch.setattr(TaskAudit._meta.get_field("only"), "__class__", Stamped)
     assert TaskAudit.objects.populate(make_sources(TaskAudit, 2)) == 2
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1])
+def test_a_source_without_the_key_that_is_linked_gets_no_row(chunk_size: int | None) -> None:
+    Draft.objects.bulk_create([Draft(), Draft(code="x"), Draft()])
+    assert DraftTask.objects.populate(Draft.objects, chunk_size=chunk_size) == 1
+    assert DraftTask.objects.populate(Draft.objects, chunk_size=chunk_size) == 0
 
 
 @isolate_apps("tests.companions.app")

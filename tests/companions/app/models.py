@@ -100,4 +100,21 @@ class TaskAudit(SourceMixin, TaskMixin):
         managed = False
 
 
+class Draft(models.Model):
+    """Known by a code, once it has one."""
+
+    code = models.CharField(max_length=20, null=True, unique=True)
+
+    class Meta:
+        managed = False
+
+
+class DraftTask(SourceMixin, ClaimMixin):
+    source = models.OneToOneField(Draft, models.CASCADE, to_field="code", null=True)
+
+    class Meta:
+        managed = False
+
+
 TABLES = [Page, PageTask, PageCheck, Line, LineTask, FarPage, FarTask, Task, TaskAudit]
+TABLES += [Draft, DraftTask]
