@@ -240,13 +240,13 @@ class SourceLink(NamedTuple):
         kind = type(self.source._base_manager.get_queryset())
         named = "pk" if len(self.theirs) > 1 else self.theirs[0].attname
         keys = [key if len(key) > 1 else key[0] for key in by_key]
-        strays = False
+        unmatched = False
         for source in kind(self.source, using=alias).filter(**{f"{named}__in": keys}):
             key = tuple(getattr(source, field.attname) for field in self.theirs)
             if key not in by_key:
                 # A collation may take keys that are spelled differently for one: then each row asks for its own.
                 if len(keys) > 1:
-                    strays = True
+                    unmatched = True
                     continue
                 key = next(iter(by_key))
             row = by_key.pop(key)
@@ -255,7 +255,7 @@ class SourceLink(NamedTuple):
             if not self.field.remote_field.multiple:
                 self.field.remote_field.set_cached_value(source, row)
         left = list(by_key.values())
-        return [gone for row in left for gone in self.load([row], alias)] if strays else left
+        return [gone for row in left for gone in self.load([row], alias)] if unmatched else left
 
 
 def is_companion(model: object) -> bool:
