@@ -21,7 +21,7 @@ E071      a model of ranges names no source, nothing tells when a growing one ha
 W001      SQLite transactions do not begin IMMEDIATE
 W003      a lease is so short that renewals cannot keep up
 W009      an atomic handler may hold up all other writers for longer than a quarter of its lease
-W051      an archive lacks columns of the model, which will be lost
+W051      an archive lacks columns of the model, or other rows are deleted with an archived row
 W064      ``update_fields`` of a companion's handler names a column that the source has, too
 E101–E104 asked of the server, with ``--database`` only: it is too old for the claims (E101), a table has no
           transactions (E102), holders are not compared exactly (E103), the default isolation makes claims fail
@@ -67,6 +67,9 @@ from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.ranges import refuse_unplannable
 from django_taskclaim.ranges.keys import RangeTarget
 from django_taskclaim.switch import claimable_models, holds, places_of
+
+#: How a reference says that its row goes with the row that it refers to; the second one is of Django 6.1.
+CASCADES = models.CASCADE, getattr(models, "DB_CASCADE", models.CASCADE)
 
 
 @register(TAG)
@@ -286,17 +289,17 @@ def _archive(handler: Handler) -> Iterator[CheckMessage]:
         return
     model, archive = handler.model, handler.completion.to
     there = {field.attname for field in archive._meta.concrete_fields}
-    parents = model._meta.parents.values()
-    cascading = {
+    meta: Any = model._meta
+    # Links of many to many are rows, too. The last condition is Django's own for a GenericRelation.
+    deleted_too = {
         f"rows of {one.related_model._meta.label}"
-        for one in model._meta.related_objects
-        if one.on_delete is models.CASCADE
+        for one in meta.get_fields(include_hidden=True)
+        if getattr(one, "on_delete", None) in CASCADES or hasattr(one, "bulk_related_objects")
     }
-    lost = [*sorted(cascading), *(field.name for field in model._meta.many_to_many)]
-    lost += [
+    lost = sorted(deleted_too) + [
         field.name
-        for field in model._meta.concrete_fields
-        if not (field.attname in there or field in parents)
+        for field in meta.concrete_fields
+        if not (field.attname in there or field in meta.parents.values())
         and not isinstance(field, (ClaimColumn, PriorityField))
     ]
     if lost:
