@@ -99,11 +99,7 @@ def test_complete_is_final_until_a_reset(model: Any) -> None:
 def test_rows_of_several_models_each_follow_their_own_policy(rule: Rule) -> None:
     rule(Photo, completion="delete")
     rule(ClaimOnly, completion="clear")
-    (photo,), (plain,), (child,) = (
-        make_claimed(Photo, 1),
-        make_claimed(ClaimOnly, 1),
-        make_claimed(Child, 1),
-    )
+    (photo,), (plain,), (child,) = map(make_claimed, (Photo, ClaimOnly, Child))
     assert Photo.objects.complete([photo, plain, child]) == 3
     assert gone(photo, photo.pk)
     assert (facts(plain).status, facts(child).status) == ("open", "complete")

@@ -27,10 +27,12 @@ def test_a_number_is_compared() -> None:
     assert Sql(count, at_most=2)(HERE) == f"{count} is 3, more than 2"
     assert Sql(count, at_most=1, name="photos")(HERE) == "photos is 3, more than 1"
     assert Sql("SELECT MAX(width) FROM testapp_photo", at_most=0)(HERE) is None
-    wrong: list[Any] = ["SELECT 1 FROM testapp_photo WHERE 1 = 0", "SELECT CURRENT_TIMESTAMP"]
-    for statement, most in [*((one, 0) for one in wrong), ("SELECT 1", "3")]:
-        with pytest.raises(ValueError, match=r"one row with one number|at_most must be a number"):
-            Sql(statement, at_most=most)(HERE)
+    for wrong in ("SELECT 1 FROM testapp_photo WHERE 1 = 0", "SELECT CURRENT_TIMESTAMP"):
+        with pytest.raises(ValueError, match="one row with one number"):
+            Sql(wrong, at_most=0)(HERE)
+    text: Any = "3"
+    with pytest.raises(ValueError, match="at_most must be a number"):
+        Sql("SELECT 1", at_most=text)
 
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="needs a server that may be a replica")

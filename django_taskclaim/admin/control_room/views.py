@@ -343,7 +343,7 @@ class ModelPage(OverviewPage):
         return self.attempt(request, do, _("Workers follow within a few seconds."))
 
     def on_group(self, request: HttpRequest, page: str) -> HttpResponseBase:
-        """Find the group of failures that the address names, and answer what is to be done to it."""
+        """Find the group of failures that the address names, and show the page that asks what to do with it."""
         read = partial(failures.sample, self.rows(request), as_utc(timezone.now()))
         failed, wanted = in_time(self.alias, read), request.GET.get("group", "")
         for group in failed.groups if failed is not None else ():
@@ -381,8 +381,8 @@ class ModelPage(OverviewPage):
             )
             # If the time was up, the page asks again, for the rest.
             return redirect(self.url if is_over else request.get_full_path())
-        about: dict[str, Any] = {"sentence": str(action.sentence), "facts": [group.about]}
-        return self.ask(question, title=title, warning=warning, **about)
+        sentence, facts = str(action.sentence), [group.about]
+        return self.ask(question, title=title, sentence=sentence, warning=warning, facts=facts)
 
     def mark_known(self, request: HttpRequest, page: str, group: Group) -> HttpResponseBase:
         """Ask for a note, and then show it beside a group of failures; an empty one takes it away."""
@@ -390,10 +390,9 @@ class ModelPage(OverviewPage):
             raise Http404
         question = Question(request, forms.ReasonForm, allowed=True)
         if (answer := question.answer) is not None:
-            to: dict[str, Any] = {"key": group.id, "name": group.kind, "using": self.alias}
-            mark = partial(
-                audit.record_action, self.model, "mark as known", by=request.user, **to, **answer
-            )
+            facts: dict[str, Any] = {"by": request.user, "key": group.id, "name": group.kind}
+            facts |= {"using": self.alias, **answer}
+            mark = partial(audit.record_action, self.model, "mark as known", **facts)
             gone, stands = _("The note is gone."), _("The note stands beside the group.")
             return self.attempt(request, mark, stands if answer["reason"] else gone)
         sentence = _("The reason stands beside the group as a note. Without a reason it goes away.")
