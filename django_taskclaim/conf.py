@@ -19,8 +19,8 @@ V = TypeVar("V")
 #: The largest batch anyone may ask for.
 MAX_BATCH_SIZE = 1000
 
-#: No number is larger: what has more than 64 bits is an error in every database.
-MOST = 10**18
+#: No number is larger than 18 digits: what has more than 64 bits is an error in every database.
+MOST = 10**18 - 1
 
 #: No lease, pause or wait is longer: what lies behind the calendars of the databases would be stored as NULL.
 LONGEST = timedelta(days=36500)
@@ -67,7 +67,7 @@ def or_none(kind: Kind[V]) -> Kind[V | None]:
 
 def whole_number(least: int = 1, most: int = MOST) -> Kind[int]:
     """Return the kind of the whole numbers from *least* to *most*."""
-    expected = f"a whole number from {least}{' on' if most == MOST else f' to {most}'}"
+    expected = f"a whole number from {least}{' on, of 18 digits at most' if most == MOST else f' to {most}'}"
     return accepting(expected, lambda value: type(value) is int and least <= value <= most)
 
 
