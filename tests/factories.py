@@ -62,7 +62,10 @@ def make(model: type[models.Model], n: int = 1, /, **values: Any) -> list[Any]:
 def make_claimed(
     model: Any, n: int = 1, /, *, claimed_by: str | None = None, lease: Any = None, **values: Any
 ) -> list[Any]:
-    """Create *n* rows of *model* as ``make`` does, claim as many, and return these in the order of their making."""
+    """Create *n* rows of *model* as ``make`` does, claim as many, and return these in the order of their making.
+
+    Where other rows are open, some of these may be among them.
+    """
     place = {row.pk: number for number, row in enumerate(make(model, n, **values))}
     claimed = model.objects.claim_batch(n, claimed_by=claimed_by, lease=lease)
     return sorted(claimed, key=lambda row: place.get(row.pk, -1))

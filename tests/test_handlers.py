@@ -61,6 +61,8 @@ class Asynchronous:
         ({"order_by": "url"}, plain, ValueError, "order_by"),
         ({"order_by": ["no_such_column"]}, plain, FieldError, "no_such_column"),
         ({"batch_size": 0}, plain, ValueError, "batch_size"),
+        ({"max_attempts": 0}, plain, ValueError, "max_attempts"),
+        ({"rate": 3}, plain, ValueError, "rate must be a number of rows"),
         ({"max_running": 10**30}, plain, ValueError, "max_running must be a whole number"),
         ({"atomic": "no"}, plain, ValueError, "atomic must be True or False, not 'no'"),
         ({"wake_up": 1}, plain, ValueError, "wake_up must be True or False"),

@@ -8,11 +8,11 @@ moment, lets the others go first, and tries again. Each database has its own way
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import migrations, models
+from django.db import Error, migrations, models
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor as Editor
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState as State
@@ -162,7 +162,9 @@ class MySQLTable(LiveTable):
         try:
             super()._add(fields, existing)
         finally:
-            self.editor.execute("UNLOCK TABLES", None)
+            # A lost connection has lost the lock, and an error of this would hide the first one.
+            with suppress(Error):
+                self.editor.execute("UNLOCK TABLES", None)
 
     def _missing(self, fields: Sequence[AnyField]) -> Sequence[AnyField]:
         look, table = self.connection.introspection, self.model._meta.db_table

@@ -151,7 +151,7 @@ def _claim(call: ClaimCall) -> list[models.Model]:
             scope.refuse_transaction(call.target.dialect.connection, what)
         elif call.include_held or call.is_limited:
             # Before the transaction of our own, which MySQL does not tell from one at the session's level.
-            what = "include_held=True and limits count what others have claimed"
+            what = "include_held=True and limits depend on what others have committed"
             scope.refuse_old_snapshots(call.target, what)
         return run(call.target, partial(_claim_in_transaction, call))
     except scope.AmbiguousCommit as error:

@@ -4,6 +4,7 @@ A free worker may split a range: its holder goes on with the front, the other ta
 while it works on a chunk, so the end of the range never moves during a chunk.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Generator
@@ -17,10 +18,13 @@ from django.db.models import F
 from django_taskclaim.claim import Claim, carried_claim, clock, show, standing_claim
 from django_taskclaim.db.sql import Change
 from django_taskclaim.exceptions import RangeInterrupted, RangeUnfinished, RetriesExhausted
+from django_taskclaim.formatting import first_line
 from django_taskclaim.querysets.scope import Rows, is_running, refuse_old_snapshots, run
 from django_taskclaim.querysets.writes import raise_lost
 from django_taskclaim.ranges.keys import Range, RangeTarget, key_at, reached
 from django_taskclaim.states import Status
+
+logger = logging.getLogger("django_taskclaim")
 
 # Splitting
 
@@ -32,6 +36,9 @@ WORTH_SPLITTING = 1_000
 
 #: Seconds to wait for the holder of a range to finish its chunk.
 CHUNK_WAIT = 5
+
+#: The models for which the database has refused the tail of a range: this process asks for no other.
+_never_split: set[type[models.Model]] = set()
 
 
 def split_largest(target: RangeTarget, at_least: int = WORTH_SPLITTING) -> bool:
@@ -50,11 +57,17 @@ def split(target: RangeTarget, pk: object, at_least: int = 1) -> bool:
     """
     # Without a lock first, so that the holder of a range that is too small never waits for this.
     seen = target.ranges.filter(pk=pk).first()
-    if seen is None or _middle(target, seen, at_least) is None:
+    is_refused = target.model in _never_split
+    if is_refused or seen is None or _middle(target, seen, at_least) is None:
         return False
     try:
         return run(target.claims, partial(_split, target, pk, at_least), lock_wait=CHUNK_WAIT)
-    except (RetriesExhausted, IntegrityError):
+    except RetriesExhausted:
+        return False
+    except IntegrityError as error:
+        _never_split.add(target.model)
+        text = "%s are not split any more, because the database refuses one: %s"
+        logger.warning(text, target.model._meta.label, first_line(error))
         return False
 
 

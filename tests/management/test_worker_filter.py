@@ -99,6 +99,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     (CompositeKey, "pk=1", "tuple"),
     (Photo, "testapp.Photo:note=", "lookup=value"),
     (Photo, f"id__in=1,{'9' * 30}", "no column holds a number as large as 9999"),
+    (Photo, "claimed_at__year=99999", "year 99999 is out of range"),
     (EveryField, "span=soon", "must be in [DD] [[HH:]MM:]ss"),
 ]
 

@@ -213,12 +213,16 @@ def test_the_running_range_with_most_rows_left_is_split() -> None:
     assert_seamless(IntRange)
 
 
-def test_a_range_with_a_value_that_no_other_may_have_stays_whole() -> None:
+def test_a_range_with_a_value_that_no_other_may_have_stays_whole(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_taskclaim.ranges.walking._never_split", set())
     fill(UuidRange, 20)
     UuidRange.objects.plan()
     UuidRange.objects.update(name="mine")
     range_ = claimed(UuidRange)
-    assert not split(UuidRange)
+    assert (split(UuidRange), split(UuidRange)) == (False, False)
+    assert caplog.text.count("UuidRange are not split any more") == 1
     assert sum(map(work, range_.rows())) == UuidRange.objects.get().rows_done == 20
 
 
