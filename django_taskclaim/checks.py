@@ -48,6 +48,7 @@ from django_taskclaim.columns import (
     LINK,
     SourceLink,
     claim_columns,
+    deleted_with,
     has_claim_columns,
     is_claimable,
     is_companion,
@@ -67,9 +68,6 @@ from django_taskclaim.querysets.scope import ClaimTarget
 from django_taskclaim.ranges import refuse_unplannable
 from django_taskclaim.ranges.keys import RangeTarget
 from django_taskclaim.switch import claimable_models, holds, places_of
-
-#: How a reference says that its row goes with the row that it refers to; the second one is of Django 6.1.
-CASCADES = models.CASCADE, getattr(models, "DB_CASCADE", models.CASCADE)
 
 
 @register(TAG)
@@ -289,17 +287,11 @@ def _archive(handler: Handler) -> Iterator[CheckMessage]:
         return
     model, archive = handler.model, handler.completion.to
     there = {field.attname for field in archive._meta.concrete_fields}
-    meta: Any = model._meta
-    # Links of many to many are rows, too. The last condition is Django's own for a GenericRelation.
-    deleted_too = {
-        f"rows of {one.related_model._meta.label}"
-        for one in meta.get_fields(include_hidden=True)
-        if getattr(one, "on_delete", None) in CASCADES or hasattr(one, "bulk_related_objects")
-    }
-    lost = sorted(deleted_too) + [
+    parents = model._meta.parents.values()
+    lost = sorted(f"rows of {one._meta.label}" for one in deleted_with(model, set())) + [
         field.name
-        for field in meta.concrete_fields
-        if not (field.attname in there or field in meta.parents.values())
+        for field in model._meta.concrete_fields
+        if not (field.attname in there or field in parents)
         and not isinstance(field, (ClaimColumn, PriorityField))
     ]
     if lost:

@@ -300,3 +300,25 @@ def companion_of(row: models.Model) -> Any:
 def as_claimed(row: Any) -> Any:
     """Return the row that carries the claim: the companion of a source that was handed out, else *row* itself."""
     return companion_of(row) or row
+
+
+# What goes with a row
+
+#: How a reference says that its row goes with the row that it refers to; the second one is of Django 6.1.
+CASCADES = models.CASCADE, getattr(models, "DB_CASCADE", models.CASCADE)
+
+
+def deleted_with(model: type[models.Model], found: set[Any]) -> set[Any]:
+    """Add to *found* the models whose rows refer to rows of *model* and are deleted with them, and return it.
+
+    Links of many to many are rows, too.
+    """
+    for relation in model._meta.get_fields(include_hidden=True):
+        other: Any = relation.related_model
+        # A GenericRelation has no on_delete, and Django deletes its rows all the same.
+        is_generic = hasattr(relation, "bulk_related_objects")
+        goes = is_generic or getattr(relation, "on_delete", None) in CASCADES
+        if goes and other not in found:
+            found.add(other)
+            deleted_with(other, found)
+    return found

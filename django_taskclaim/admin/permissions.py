@@ -13,7 +13,7 @@ from django.contrib import admin
 from django.db import models
 from django.http import HttpRequest
 
-from django_taskclaim.columns import has_ranges
+from django_taskclaim.columns import deleted_with, has_ranges
 from django_taskclaim.control.models import APP, LABEL
 
 #: What a user may do to claims, and the permission of a ModelAdmin that each needs.
@@ -53,19 +53,6 @@ def may(
             and all(admins[one].has_delete_permission(request) for one in beside if one in admins)
         )
     return _granted(request, what, model_admin, obj)
-
-
-def deleted_with(model: type[models.Model], found: set[Any]) -> set[Any]:
-    """Add to *found* the models whose rows refer to rows of *model* and are deleted with them, and return it."""
-    for relation in model._meta.get_fields(include_hidden=True):
-        other: Any = relation.related_model
-        # A GenericRelation has no on_delete, and Django deletes its rows all the same.
-        is_generic = hasattr(relation, "bulk_related_objects")
-        goes = is_generic or getattr(relation, "on_delete", None) is models.CASCADE
-        if goes and other not in found:
-            found.add(other)
-            deleted_with(other, found)
-    return found
 
 
 def _granted(request: HttpRequest, what: str, model_admin: Admin, obj: object) -> bool:

@@ -66,7 +66,7 @@ def split(target: RangeTarget, pk: object, at_least: int = 1) -> bool:
         return False
     except IntegrityError as error:
         _never_split.add(target.model)
-        text = "%s are not split any more, because the database refuses one: %s"
+        text = "Ranges of %s are not split any more, because the database refuses one: %s"
         logger.warning(text, target.model._meta.label, first_line(error))
         return False
 

@@ -132,7 +132,7 @@ def test_new_rows_wake_idle_workers(
     assert len(hooks) == 1
 
 
-class Stamped(models.CharField):  # type: ignore[type-arg]
+class Stamped(models.CharField):  # type: ignore[type-arg]  # not generic when it runs
     def pre_save(self, model_instance: Any, add: bool) -> str:
         return str(model_instance.source_id)
 
